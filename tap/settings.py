@@ -1,0 +1,358 @@
+"""Params, read from params.yaml alone, and Runtime, read from the environment.
+
+Params decide results, so DVC tracks every one of them; Runtime says where things are on this machine, and changes no result.
+One dataset's Params are the merge of five layers, later ones first in rank:
+
+    STAGE                       what holds for every scale and suite
+    scales.SCALE.STAGE.all      what holds for every suite at the chosen scale
+    scales.SCALE.STAGE.SUITE    what one suite does differently
+    datasets.ID                 what one dataset does differently
+    ablations.NAME              what one ablation does differently
+
+A key of STAGE may not appear under scales: a changed value must never be silently overruled.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
+Source = Literal["bundled", "file", "d4rl"]
+Scale = Literal["cpu", "paper"]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+STAGES = ("fetch", "train_vqvae", "train_prior", "evaluate")
+
+
+class Section(BaseModel):
+    """A frozen part of Params that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Fetch(Section):
+    """Where a dataset comes from and what it is. What is left out is taken from the registry of known datasets."""
+
+    source: Source | None = None
+    path: Path | None = None  # source "file": an HDF5 file; without it, D4RL's cache folder is searched
+    suite: Suite | None = None  # without it, what suite_of says
+    environment: str | None = None  # a gymnasium id
+    max_episode_steps: PositiveInt | None = None
+    reference_min_score: float | None = None
+    reference_max_score: float | None = None
+    clip_actions: bool  # clip actions to [-1, 1] rather than keep them as recorded
+    max_jump: PositiveFloat | None  # a larger distance between neighbouring observations ends an episode
+
+
+class Windows(Section):
+    """How episodes become training windows (method: Data)."""
+
+    length: PositiveInt  # T
+    discount: Probability
+    termination_penalty: float | None  # replaces the reward of a true terminal
+    normalize: bool
+
+
+class Transformer(Section):
+    """The causal Transformer that encoder, decoder and prior share."""
+
+    layers: PositiveInt
+    width: PositiveInt
+    heads: PositiveInt
+    dropout: Fraction
+
+    @model_validator(mode="after")
+    def heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+        return self
+
+
+class Codebook(Section):
+    """The EMA codebook (method: Model)."""
+
+    size: Annotated[int, Field(ge=2)]  # K
+    dim: PositiveInt  # D
+    decay: Fraction
+    commitment_weight: Annotated[float, Field(ge=0)]
+    dead_usage: Annotated[float, Field(ge=0)]  # a code used less often than this per batch, by its moving average, is replaced
+
+
+class LossWeights(Section):
+    """Weight of each column group in the reconstruction loss."""
+
+    observation: PositiveFloat
+    action: PositiveFloat
+    reward: PositiveFloat
+    return_to_go: PositiveFloat
+
+
+class Fit(Section):
+    """One training run, counted in updates."""
+
+    updates: PositiveInt
+    batch_size: PositiveInt  # global: summed over all processes
+    learning_rate: PositiveFloat
+    weight_decay: Annotated[float, Field(ge=0)]
+    betas: tuple[Fraction, Fraction]
+    clip_norm: PositiveFloat
+    held_out: Fraction  # share of episodes kept out of training
+    log_every: PositiveInt
+    checkpoint_every: PositiveInt
+
+    def batch_size_per_process(self, world_size: int) -> int:
+        """The local batch; raises ValueError where the global one cannot be shared equally."""
+        if self.batch_size % world_size:
+            raise ValueError(
+                f"fit.batch_size {self.batch_size} is not divisible by the world size {world_size}: change one of them"
+            )
+        return self.batch_size // world_size
+
+
+class TrainVqvae(Section):
+    windows: Windows
+    latent_step: PositiveInt  # L
+    codebook: Codebook
+    transformer: Transformer
+    loss_weights: LossWeights
+    fit: Fit
+
+    @model_validator(mode="after")
+    def window_holds_whole_codes(self) -> Self:
+        if self.windows.length % self.latent_step:
+            raise ValueError(f"windows.length {self.windows.length} is no multiple of latent_step {self.latent_step}")
+        return self
+
+
+class TrainPrior(Section):
+    transformer: Transformer
+    fit: Fit
+
+
+class Planner(Section):
+    """The search over codes (method: Planning)."""
+
+    search: Literal["beam", "prior_sampling", "uniform_sampling"]
+    horizon: PositiveInt
+    beam_width: PositiveInt
+    expansion_factor: PositiveInt
+    samples: PositiveInt  # of prior_sampling and uniform_sampling
+    likelihood_weight: Annotated[float, Field(ge=0)]  # alpha
+    likelihood_threshold: Probability  # beta
+    partial_threshold: bool  # a partial plan of m codes is held to beta^m rather than to beta^M
+    stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
+
+
+class Evaluate(Section):
+    episodes: PositiveInt
+    seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
+    planner: Planner
+
+
+class Params(Section):
+    """All that decides one dataset's results, merged and validated."""
+
+    dataset: str
+    scale: Scale
+    fetch: Fetch
+    train_vqvae: TrainVqvae
+    train_prior: TrainPrior
+    evaluate: Evaluate
+
+    @model_validator(mode="after")
+    def horizon_fits_window(self) -> Self:
+        horizon, vqvae = self.evaluate.planner.horizon, self.train_vqvae
+        if horizon % vqvae.latent_step:
+            raise ValueError(
+                f"evaluate.planner.horizon {horizon} is no multiple of train_vqvae.latent_step {vqvae.latent_step}"
+            )
+        if horizon > vqvae.windows.length:
+            raise ValueError(
+                f"evaluate.planner.horizon {horizon} is longer than train_vqvae.windows.length {vqvae.windows.length}: "
+                "the model never saw plans of that length"
+            )
+        return self
+
+
+class Ablation(Section):
+    """One ablation's overrides, by stage."""
+
+    evaluate: dict[str, Any]
+
+
+class ParamsFile(Section):
+    """params.yaml as it is written: layers not merged yet."""
+
+    scale: Scale
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    datasets: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
+    ablations: dict[str, Ablation]
+    fetch: dict[str, Any]
+    train_vqvae: dict[str, Any]
+    train_prior: dict[str, Any]
+    evaluate: dict[str, Any]
+    scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
+
+    @cached_property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        return {stage: getattr(self, stage) for stage in STAGES}
+
+
+Key = tuple[str, ...]
+
+
+def read_params_file(path: Path) -> ParamsFile:
+    """Read and check the layout of params.yaml.
+
+    Raises ValueError where the file is missing, no YAML, or has unknown or missing keys.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: run inside the project's folder") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no mapping at its top")
+    try:
+        return ParamsFile.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(_explain(error, path, ParamsFile, {})) from None
+
+
+def suite_of(dataset: str) -> Suite:
+    """The suite that a dataset's id tells by its first word, as D4RL's ids do."""
+    match dataset.split("-")[0]:
+        case "hopper" | "halfcheetah" | "walker2d" | "ant":
+            return "locomotion"
+        case "pen" | "hammer" | "door" | "relocate":
+            return "adroit"
+        case "antmaze":
+            return "antmaze"
+        case _:
+            return "custom"
+
+
+def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablation: str | None = None) -> Params:
+    """The merged and validated Params of one dataset.
+
+    `scale` overrides the file's, `ablation` names one of its ablations.
+    Raises ValueError with the path of the offending key in params.yaml.
+    """
+    file = read_params_file(path)
+    if dataset not in file.datasets:
+        raise ValueError(f"{path}: datasets: {dataset!r} is not listed{_did_you_mean(dataset, file.datasets)}")
+    if ablation is not None and ablation not in file.ablations:
+        raise ValueError(f"{path}: ablations: {ablation!r} is not listed{_did_you_mean(ablation, file.ablations)}")
+    scale = scale or file.scale
+    suite = ((file.datasets[dataset] or {}).get("fetch") or {}).get("suite") or suite_of(dataset)
+    layers: list[tuple[Key, Mapping[str, Any]]] = [((), file.stages)]
+    _check_stages(file.scales.get(scale, {}), path, f"scales.{scale}")
+    _check_stages(file.datasets[dataset] or {}, path, f"datasets.{dataset}")
+    for stage, suites in file.scales.get(scale, {}).items():
+        for name in ("all", suite):
+            layers.append((("scales", scale, stage, name), {stage: suites.get(name) or {}}))
+    layers.append((("datasets", dataset), file.datasets[dataset] or {}))
+    if ablation is not None:
+        layers.append((("ablations", ablation), file.ablations[ablation].model_dump()))
+
+    merged: dict[str, Any] = {}
+    origins: dict[Key, str] = {}
+    for where, layer in layers:
+        for key, value in _leaves(layer):
+            written = where + key[1:] if where[:1] == ("scales",) else where + key
+            if where[:1] == ("scales",) and origins.get(key) == ".".join(key):
+                raise ValueError(
+                    f"{path}: {'.'.join(key)} and {'.'.join(written)} both set one value: "
+                    "a change of the first would have no effect; keep one"
+                )
+            _assign(merged, key, value, path, ".".join(written))
+            origins[key] = ".".join(written)
+    try:
+        return Params.model_validate({"dataset": dataset, "scale": scale, **merged})
+    except ValidationError as error:
+        raise ValueError(_explain(error, path, Params, origins)) from None
+
+
+def _check_stages(layer: Mapping[str, Any], path: Path, where: str) -> None:
+    for stage in layer:
+        if stage not in STAGES:
+            raise ValueError(f"{path}: {where}.{stage}: unknown stage{_did_you_mean(stage, STAGES)}")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for key, value in tree.items():
+        here = (*prefix, str(key))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, value
+
+
+def _assign(tree: dict[str, Any], key: Key, value: Any, path: Path, written: str) -> None:
+    for part in key[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"{path}: {written}: {part} is a value, not a section")
+    if isinstance(tree.get(key[-1]), dict):
+        raise ValueError(f"{path}: {written}: {key[-1]} is a section, not a value")
+    tree[key[-1]] = value
+
+
+def _explain(error: ValidationError, path: Path, model: type[BaseModel], origins: Mapping[Key, str]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = tuple(str(part) for part in problem["loc"])
+        written = next(
+            (_head(origin, len(below) - len(key)) for below, origin in origins.items() if below[: len(key)] == key), ""
+        )
+        if not key or problem["type"] in ("missing", "value_error"):  # concerns the merge of all layers
+            written = ".".join(key)
+        match problem["type"]:
+            case "extra_forbidden":
+                message = f"unknown key{_did_you_mean(key[-1], _fields(model, key[:-1]))}"
+            case "missing":
+                message = "is missing"
+            case "value_error":
+                message = str(problem["ctx"]["error"])
+            case _:
+                message = f"{problem['msg']} (is {problem['input']!r})"
+        lines.append(f"{path}: {written or '.'.join(key)}: {message}" if key else f"{path}: {message}")
+    return "\n".join(lines)
+
+
+def _head(origin: str, drop: int) -> str:
+    """A dotted path less its last `drop` parts."""
+    return origin.rsplit(".", drop)[0] if drop else origin
+
+
+def _fields(model: type[BaseModel], key: Key) -> list[str]:
+    for part in key:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _did_you_mean(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+class Runtime(BaseSettings):
+    """Where things are on this machine: environment variables, or a `.env` file. Changes no result, so DVC need not see it."""
+
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
+
+    device: str = Field("auto", validation_alias="TAP_DEVICE")
+    checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")
+    tracking_uri: str = Field("sqlite:///mlflow.db", validation_alias="MLFLOW_TRACKING_URI")
+    d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")

@@ -1,0 +1,135 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from tap.settings import Runtime, load_params, read_params_file, suite_of
+
+EVERY_SUITE = ["hopper-medium-replay", "ant-medium-v2", "door-human-v0", "antmaze-medium-diverse-v0", "my-robot"]
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+@pytest.mark.parametrize("dataset", EVERY_SUITE)
+def test_every_suite_is_complete_at_every_scale(params_yaml_with: Callable[..., Path], dataset: str, scale: Any) -> None:
+    params = load_params(params_yaml_with(dataset), dataset, scale=scale)
+    assert params.train_vqvae.latent_step == 3
+
+
+def test_paper_scale_is_the_papers_table(params_yaml_with: Callable[..., Path]) -> None:
+    path = params_yaml_with(*EVERY_SUITE)
+
+    def table(dataset: str) -> tuple[Any, ...]:
+        p = load_params(path, dataset, scale="paper")
+        vqvae, planner = p.train_vqvae, p.evaluate.planner
+        return (
+            (vqvae.windows.length, vqvae.windows.discount, vqvae.windows.termination_penalty),
+            (vqvae.transformer.layers, vqvae.transformer.width, vqvae.transformer.heads),
+            (p.train_prior.transformer.layers, p.train_prior.transformer.width),
+            (vqvae.codebook.size, vqvae.codebook.dim),
+            (planner.beam_width, planner.expansion_factor, planner.horizon),
+            (vqvae.fit.updates, vqvae.fit.batch_size, vqvae.fit.learning_rate),
+        )
+
+    long, short = (97700, 512, 2e-4), (19500, 512, 2e-4)
+    assert table("ant-medium-v2") == ((24, 0.99, -100.0), (4, 512, 4), (4, 512), (512, 512), (64, 4, 15), long)
+    assert table("antmaze-medium-diverse-v0") == ((15, 0.998, None), (4, 512, 4), (4, 512), (8192, 512), (2, 4, 15), long)
+    assert table("door-human-v0") == ((24, 0.99, None), (3, 256, 4), (3, 256), (512, 512), (256, 4, 24), short)
+
+
+def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) -> None:
+    path = params_yaml_with(
+        datasets={"hopper-a": {"evaluate": {"planner": {"beam_width": 7}}}, "hopper-b": None},
+        ablations={"wide": {"evaluate": {"planner": {"beam_width": 99}}}},
+    )
+    default = load_params(path, "hopper-b").evaluate.planner.beam_width
+    assert default not in (7, 99)
+    assert load_params(path, "hopper-a").evaluate.planner.beam_width == 7
+    assert load_params(path, "hopper-a", ablation="wide").evaluate.planner.beam_width == 99
+    assert load_params(path, "hopper-a").train_vqvae.windows.termination_penalty == -100.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"train_vqvae": {"fit": {"updtes": 3}}},
+            "datasets.hopper-a.train_vqvae.fit.updtes: unknown key; did you mean 'updates'",
+        ),
+        ({"train_vqvae": {"fitt": {"updates": 3}}}, "datasets.hopper-a.train_vqvae.fitt: unknown key; did you mean 'fit'"),
+        ({"train_vqvea": {}}, "datasets.hopper-a.train_vqvea: unknown stage; did you mean 'train_vqvae'"),
+        (
+            {"train_vqvae": {"fit": {"updates": "many"}}},
+            r"datasets.hopper-a.train_vqvae.fit.updates: .*integer.* \(is 'many'\)",
+        ),
+        ({"train_vqvae": {"fit": 3}}, "datasets.hopper-a.train_vqvae.fit: fit is a section, not a value"),
+        ({"train_vqvae": {"latent_step": 4}}, "train_vqvae: windows.length 15 is no multiple of latent_step 4"),
+        ({"evaluate": {"planner": {"horizon": 7}}}, "evaluate.planner.horizon 7 is no multiple of train_vqvae.latent_step 3"),
+        (
+            {"evaluate": {"planner": {"horizon": 18}}},
+            "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 15",
+        ),
+        ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is no multiple of heads 5"),
+        (
+            {"train_prior": {"fit": {"learning_rate": float("nan")}}},
+            "datasets.hopper-a.train_prior.fit.learning_rate: .*finite",
+        ),
+    ],
+)
+def test_mistakes_name_their_path(params_yaml_with: Callable[..., Path], overrides: dict[str, Any], message: str) -> None:
+    path = params_yaml_with(datasets={"hopper-a": overrides})
+    with pytest.raises(ValueError, match=message) as error:
+        load_params(path, "hopper-a")
+    assert str(error.value).startswith(str(path))
+
+
+def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="sceds: unknown key; did you mean 'seeds'"):
+        read_params_file(params_yaml_with(sceds=[1]))
+    path = params_yaml_with("hopper-medium-v2")
+    with pytest.raises(ValueError, match="'hopper-medum-v2' is not listed; did you mean 'hopper-medium-v2'"):
+        load_params(path, "hopper-medum-v2")
+    with pytest.raises(ValueError, match="ablations: 'no-serch' is not listed; did you mean 'no-search'"):
+        load_params(path, "hopper-medium-v2", ablation="no-serch")
+    with pytest.raises(ValueError, match=r"scale: Input should be 'cpu' or 'paper'"):
+        read_params_file(params_yaml_with(scale="papper"))
+    scales = {"cpu": {"train_vqvea": {"all": {}}}}
+    with pytest.raises(ValueError, match=r"scales.cpu.train_vqvea: unknown stage; did you mean 'train_vqvae'"):
+        load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
+
+
+def test_a_value_set_twice_is_refused(params_yaml_with: Callable[..., Path]) -> None:
+    path = params_yaml_with(evaluate={"seed": 1, "episodes": 3})
+    with pytest.raises(ValueError, match=r"evaluate.episodes and scales.cpu.evaluate.all.episodes both set one value"):
+        load_params(path, "hopper-medium-replay")
+
+
+def test_a_missing_or_broken_file_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        read_params_file(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("scale: [")
+    with pytest.raises(ValueError, match="no valid YAML"):
+        read_params_file(tmp_path / "params.yaml")
+
+
+def test_a_batch_is_shared_equally_or_not_at_all(params_yaml_with: Callable[..., Path]) -> None:
+    fit = load_params(params_yaml_with(), "hopper-medium-replay", scale="paper").train_vqvae.fit
+    assert fit.batch_size_per_process(8) == 64
+    with pytest.raises(ValueError, match="fit.batch_size 512 is not divisible by the world size 3"):
+        fit.batch_size_per_process(3)
+
+
+def test_suites_are_told_by_the_first_word() -> None:
+    names = ["hopper-medium-v2", "pen-human-v0", "antmaze-ultra-play-v0", "ant-medium-v2", "robot"]
+    assert [suite_of(name) for name in names] == ["locomotion", "adroit", "antmaze", "locomotion", "custom"]
+
+
+def test_the_environment_sets_runtime_and_never_params(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_params(ROOT / "params.yaml", "hopper-medium-replay")
+    monkeypatch.setenv("TAP_DEVICE", "cuda:1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
+    for name in ("SCALE", "TAP_SCALE", "SEEDS", "EPISODES"):
+        monkeypatch.setenv(name, "3")
+    assert (Runtime().device, Runtime().tracking_uri) == ("cuda:1", "http://localhost:1")
+    assert load_params(ROOT / "params.yaml", "hopper-medium-replay") == before

@@ -1,0 +1,78 @@
+"""The codebook: nearest neighbours, updated by exponential moving averages (method: Model).
+
+Shapes: V vectors, K codes, D code dimension.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tap.distributed import all_reduce_sum, broadcast
+from tap.settings import Codebook as CodebookParams
+
+SMOOTHING = 1e-5  # Laplace smoothing: no code's count is ever zero
+
+
+class Codebook(nn.Module):
+    """K code vectors that follow the mean of the encoder outputs assigned to them (van den Oord et al. 2017, appendix A.1).
+
+    Codes that went out of use, and all of them before the first batch, are replaced by encoder outputs drawn at random, from
+    torch's default generator. All statistics are sums over all processes, so the codebook is the same in each.
+    """
+
+    vectors_KD: Tensor
+    counts_K: Tensor
+    sums_KD: Tensor
+
+    def __init__(self, params: CodebookParams) -> None:
+        super().__init__()
+        self.decay, self.dead_usage = params.decay, params.dead_usage
+        self.register_buffer("vectors_KD", torch.zeros(params.size, params.dim))
+        self.register_buffer("counts_K", torch.zeros(params.size))
+        self.register_buffer("sums_KD", torch.zeros(params.size, params.dim))
+
+    def assign(self, vectors: Tensor) -> Tensor:
+        """The nearest code (...) by Euclidean distance to each of `vectors` (..., D), in float32 under autocast too."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            flat_VD = vectors.detach().reshape(-1, vectors.shape[-1]).float()
+            # |v - c|^2 up to |v|^2, which is the same for every code
+            distances_VK = self.vectors_KD.square().sum(dim=1) - 2 * flat_VD @ self.vectors_KD.T
+        return distances_VK.argmin(dim=1).view(vectors.shape[:-1])
+
+    def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Quantise `vectors` (..., D).
+
+        Returns the code vectors (..., D) with the straight-through gradient, the codes (...), and the squared distance (...)
+        from each vector to its code vector, averaged over D: the commitment loss. In training, updates the codebook afterwards.
+        """
+        vectors = vectors.float()
+        if self.training and not self.counts_K.any():
+            self._replace(torch.ones_like(self.counts_K, dtype=torch.bool), vectors)
+        codes = self.assign(vectors)
+        quantized = functional.embedding(codes, self.vectors_KD)
+        commitment = (vectors - quantized).square().mean(dim=-1)
+        if self.training:
+            self._update(vectors.detach(), codes)
+        return vectors + (quantized - vectors).detach(), codes, commitment
+
+    @torch.no_grad()
+    def _update(self, vectors: Tensor, codes: Tensor) -> None:
+        flat_VD, codes_V = vectors.reshape(-1, vectors.shape[-1]), codes.reshape(-1)
+        counts_K = torch.zeros_like(self.counts_K).index_add_(0, codes_V, torch.ones_like(flat_VD[:, 0]))
+        sums_KD = torch.zeros_like(self.sums_KD).index_add_(0, codes_V, flat_VD)
+        self.counts_K.lerp_(all_reduce_sum(counts_K), 1 - self.decay)
+        self.sums_KD.lerp_(all_reduce_sum(sums_KD), 1 - self.decay)
+        total = self.counts_K.sum()
+        smoothed_K = (self.counts_K + SMOOTHING) / (total + len(self.counts_K) * SMOOTHING) * total
+        self.vectors_KD.copy_(self.sums_KD / smoothed_K[:, None])
+        self._replace(self.counts_K < self.dead_usage, vectors)
+
+    @torch.no_grad()
+    def _replace(self, dead_K: Tensor, vectors: Tensor) -> None:
+        """Put random rows of `vectors` in place of the codes marked in `dead_K`, each with a count of one."""
+        flat_VD = vectors.reshape(-1, vectors.shape[-1])
+        rows_K = torch.randint(len(flat_VD), dead_K.shape, device=flat_VD.device)
+        fresh_KD = broadcast(flat_VD[rows_K].contiguous())
+        self.counts_K.copy_(torch.where(dead_K, 1.0, self.counts_K))
+        self.vectors_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.vectors_KD))
+        self.sums_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.sums_KD))

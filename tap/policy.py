@@ -1,0 +1,65 @@
+"""A policy: the two models, the Normalizer and the planner's settings, in one folder of safetensors and JSON."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from tap import planner
+from tap.artifacts import read_description
+from tap.files import write_json
+from tap.planner import Plan
+from tap.prior import Prior, load_prior, save_prior
+from tap.settings import Planner
+from tap.vqvae import VQVAE, load_vqvae, save_vqvae
+from tap.windows import Normalizer
+
+__all__ = ["Plan", "Policy"]
+
+
+class Policy:
+    """Acts by planning. `plan` and `act` take raw observations (N, O) and one generator a state, on the CPU."""
+
+    def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: Planner, device: torch.device) -> None:
+        self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
+
+    @property
+    def observation_dim(self) -> int:
+        return self.vqvae.layout.observation_dim
+
+    @property
+    def action_dim(self) -> int:
+        return self.vqvae.layout.action_dim
+
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
+        """The best plan from each observation. Raises ValueError where they are not finite, or not (N, O)."""
+        if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
+            raise ValueError(f"observations have shape {observations.shape}; this policy wants (n, {self.observation_dim})")
+        if not np.isfinite(observations).all():
+            raise ValueError("observations hold NaN or infinite values")
+        states = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
+        return planner.plan(self.vqvae, self.prior, self.normalizer, self.params, states, generators)
+
+    def act(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> np.ndarray:
+        """The first action (N, A) of each observation's best plan."""
+        return self.plan(observations, generators).actions[:, 0]
+
+    def save(self, folder: Path) -> None:
+        """Write the policy into `folder`, which may then be moved and loaded anywhere."""
+        save_vqvae(folder, self.vqvae, self.normalizer)
+        save_prior(folder, self.prior)
+        write_json(folder / "planner.json", self.params.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "cpu") -> Self:
+        """Read a policy that `save` wrote. Raises ValueError where files are missing."""
+        return cls.join(folder, folder, Planner.model_validate(read_description(folder, "planner")), torch.device(device))
+
+    @classmethod
+    def join(cls, vqvae_folder: Path, prior_folder: Path, params: Planner, device: torch.device) -> Self:
+        """A policy from the folders of two training runs."""
+        vqvae, normalizer = load_vqvae(vqvae_folder, device)
+        prior = load_prior(prior_folder, vqvae.params, vqvae.layout.observation_dim, device)
+        return cls(vqvae, normalizer, prior, params, device)

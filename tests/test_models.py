@@ -1,0 +1,140 @@
+"""The VQ-VAE, the prior and the Transformer they share."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tap.policy import Policy
+from tap.prior import Prior
+from tap.settings import Params, load_params
+from tap.transformer import Transformer, select
+from tap.vqvae import VQVAE
+from tap.windows import Layout
+
+LAYOUT = Layout(observation_dim=11, action_dim=3)
+
+
+def random_tokens(batch: int, length: int, *, first_padding: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, valid = torch.randn(batch, length, LAYOUT.token_dim), torch.ones(batch, length, dtype=torch.bool)
+    tokens[..., LAYOUT.end] = 0
+    if first_padding is not None:
+        valid[:, first_padding:] = False
+        tokens[:, first_padding:, LAYOUT.end] = 1
+    return tokens, valid
+
+
+def test_the_cache_gives_what_a_whole_pass_gives(tiny_params: Params) -> None:
+    torch.manual_seed(0)
+    model = Transformer(tiny_params.train_prior.transformer, 6).eval()
+    x = torch.randn(3, 6, 16)
+    whole, _ = model(x)
+    first, cache = model(x[:, :2])
+    rows = torch.tensor([2, 0, 0])
+    rest, _ = model(x[rows, 2:], select(cache, rows))
+    torch.testing.assert_close(first, whole[:, :2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rest, whole[rows, 2:], rtol=1e-4, atol=1e-5)
+
+
+def test_the_transformer_is_causal(tiny_params: Params) -> None:
+    torch.manual_seed(0)
+    model = Transformer(tiny_params.train_prior.transformer, 6).eval()
+    x = torch.randn(1, 6, 16, requires_grad=True)
+    model(x)[0][0, 2].sum().backward()
+    assert x.grad is not None
+    reached = x.grad[0].abs().sum(dim=1) > 0
+    assert reached.tolist() == [True, True, True, False, False, False]
+
+
+def test_earlier_codes_and_steps_do_not_depend_on_later_ones(tiny_policy: Policy) -> None:
+    vqvae = tiny_policy.vqvae
+    tokens, _ = random_tokens(2, 6)
+    changed = tokens.clone()
+    changed[:, 3:] += 1
+    torch.testing.assert_close(vqvae.features(tokens)[:, 0], vqvae.features(changed)[:, 0])
+    codes = torch.tensor([[1, 2], [3, 4]])
+    one, _ = vqvae.decode(codes[:, :1], tokens[:, 0, LAYOUT.observation])
+    both, _ = vqvae.decode(codes, tokens[:, 0, LAYOUT.observation])
+    torch.testing.assert_close(one.transitions_BTX, both.transitions_BTX[:, :3], rtol=1e-4, atol=1e-5)
+
+
+def test_predicted_observations_are_offsets_from_the_first_state(tiny_policy: Policy) -> None:
+    vqvae = tiny_policy.vqvae
+    with torch.no_grad():
+        vqvae.to_token.weight.zero_()
+        vqvae.to_token.bias.zero_()
+    observation = torch.randn(2, 11)
+    decoded, _ = vqvae.decode(torch.zeros(2, 2, dtype=torch.long), observation)
+    expected = functional.pad(observation, (0, 5))[:, None].expand(-1, 6, -1)
+    torch.testing.assert_close(decoded.transitions_BTX, expected)
+
+
+def test_the_loss_equals_a_plain_computation(tiny_policy: Policy) -> None:
+    vqvae = tiny_policy.vqvae
+    tokens, valid = random_tokens(3, 6, first_padding=4)
+    losses = vqvae.loss(tokens, valid)
+    features = vqvae.features(tokens)
+    codes = vqvae.encode(tokens)
+    decoded, _ = vqvae.decode(codes, tokens[:, 0, LAYOUT.observation])
+    weights = torch.tensor([1.0] * 11 + [5.0] * 3 + [1.0, 1.0])
+    squares = [
+        (weights * (decoded.transitions_BTX[b, t] - tokens[b, t, :-1]) ** 2).mean()
+        for b in range(3)
+        for t in range(6)
+        if valid[b, t]
+    ]
+    end = functional.binary_cross_entropy(decoded.end_logits_BT.sigmoid(), tokens[..., -1])
+    commitment = ((features - vqvae.codebook.vectors_KD[codes]) ** 2).mean()
+    torch.testing.assert_close(losses["loss"], torch.stack(squares).mean() + end + commitment, rtol=1e-4, atol=1e-5)
+    assert losses["code_counts"].sum() == 3 * 2
+
+
+def test_what_stands_in_padding_does_not_change_the_reconstruction_loss(tiny_policy: Policy) -> None:
+    tokens, valid = random_tokens(3, 6, first_padding=3)
+    other = tokens.clone()
+    other[:, 3:, LAYOUT.transition] += 7
+    for name in ("observation", "action", "reward", "return_to_go"):
+        torch.testing.assert_close(tiny_policy.vqvae.loss(tokens, valid)[name], tiny_policy.vqvae.loss(other, valid)[name])
+
+
+def test_prior_probabilities_sum_to_one_over_all_sequences(tiny_policy: Policy) -> None:
+    observation = torch.randn(1, 11)
+    codes = torch.cartesian_prod(torch.arange(8), torch.arange(8))
+    log_probs = tiny_policy.prior.log_probabilities(codes, observation.expand(64, -1)).sum(dim=1)
+    torch.testing.assert_close(log_probs.exp().sum(), torch.tensor(1.0), rtol=1e-4, atol=1e-5)
+
+
+def test_every_parameter_moves_after_one_update(tiny_params: Params) -> None:
+    from tap.training import make_optimizer
+
+    torch.manual_seed(0)
+    vqvae = VQVAE(tiny_params.train_vqvae, LAYOUT)
+    prior = Prior(tiny_params.train_prior, tiny_params.train_vqvae, observation_dim=11)
+    tokens, valid = random_tokens(16, 6, first_padding=5)
+    with torch.no_grad():
+        codes = vqvae.train().codebook(vqvae.features(tokens))[1]
+    losses = (
+        (vqvae, lambda: vqvae.loss(tokens, valid)["loss"]),
+        (prior, lambda: prior.loss(codes, tokens[:, 0, LAYOUT.observation])["loss"]),
+    )
+    for model, loss in losses:
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        optimizer = make_optimizer(model, tiny_params.train_vqvae.fit)
+        loss().backward()
+        optimizer.step()
+        still = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+        assert still == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "observation_dim", "action_dim", "vqvae_millions", "prior_millions"),
+    [("hopper-medium-replay", 11, 3, 25.8, 13.1), ("door-human-v0", 39, 28, 5.1, 2.6)],
+)
+def test_paper_scale_has_the_published_models_size(
+    dataset: str, observation_dim: int, action_dim: int, vqvae_millions: float, prior_millions: float, params_yaml_with: object
+) -> None:
+    params = load_params(params_yaml_with(dataset), dataset, scale="paper")  # type: ignore[operator]
+    vqvae = VQVAE(params.train_vqvae, Layout(observation_dim, action_dim))
+    prior = Prior(params.train_prior, params.train_vqvae, observation_dim)
+    size = sum(p.numel() for p in vqvae.parameters()) / 1e6
+    assert size == pytest.approx(vqvae_millions, rel=0.05)
+    assert sum(p.numel() for p in prior.parameters()) / 1e6 == pytest.approx(prior_millions, rel=0.1)

@@ -1,0 +1,146 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tap.planner import draw, likelihood_penalty, predicted_return
+from tap.policy import Policy
+from tap.settings import Params
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def with_planner(policy: Policy, **changes: object) -> Policy:
+    params = policy.params.model_copy(update=changes)
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device)
+
+
+def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
+    """The best of all code sequences, one after another, with whole passes and plain sums; no line shared with the planner."""
+    vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
+    mean, deviation = policy.normalizer.mean, policy.normalizer.deviation
+    state = torch.from_numpy((observation - mean[layout.observation]) / deviation[layout.observation]).float()[None]
+    num_codes = params.horizon // vqvae.params.latent_step
+    best: tuple[tuple[int, ...], float, np.ndarray] | None = None
+    for codes in itertools.product(range(vqvae.params.codebook.size), repeat=num_codes):
+        with torch.no_grad():
+            steps, _ = vqvae.decode(torch.tensor([codes]), state)
+            log_probability = float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum())
+        raw = steps.transitions_BTX[0].numpy() * deviation + mean
+        discount, last = vqvae.params.windows.discount, params.horizon - 1
+        value = sum(discount**t * raw[t, layout.reward] for t in range(last)) + discount**last * raw[last, layout.return_to_go]
+        likely = min(log_probability, num_codes * math.log(params.likelihood_threshold))
+        score = value + params.likelihood_weight * likely
+        if best is None or score > best[1]:
+            best = codes, score, raw[:, layout.action]
+    assert best is not None
+    return best
+
+
+def test_predicted_return_by_hand() -> None:
+    rewards, returns_to_go = torch.tensor([[1.0, 2.0, 100.0]]), torch.tensor([[50.0, 60.0, 8.0]])
+    # the last reward is part of the last return-to-go, so it does not count again
+    torch.testing.assert_close(predicted_return(rewards, returns_to_go, 0.5), torch.tensor([1 + 0.5 * 2 + 0.25 * 8]))
+
+
+def test_a_predicted_end_stops_the_sum() -> None:
+    rewards, returns_to_go = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 0.0, 8.0])
+    end = torch.tensor([0.0, 0.5, 0.5])
+    torch.testing.assert_close(predicted_return(rewards, returns_to_go, 1.0, end), torch.tensor(1 + 0.5 * 2 + 0.25 * 8))
+
+
+def test_the_penalty_by_hand(tiny_params: Params) -> None:
+    params = tiny_params.evaluate.planner.model_copy(update={"likelihood_weight": 500.0, "likelihood_threshold": 0.05})
+    likely, unlikely = math.log(0.5), math.log(1e-4)
+    penalty = likelihood_penalty(torch.tensor([likely, unlikely], dtype=torch.float64), 2, params)
+    torch.testing.assert_close(penalty, torch.tensor([500 * 2 * math.log(0.05), 500 * unlikely], dtype=torch.float64))
+
+
+def test_draws_have_the_distributions_frequencies() -> None:
+    probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 0.0, 0.0, 1.0]])
+    noise = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(0))
+    codes = draw(probabilities.log(), noise)
+    frequencies = torch.stack([torch.bincount(row, minlength=4) / 20_000 for row in codes])
+    torch.testing.assert_close(frequencies, probabilities, atol=0.01, rtol=0)
+    assert draw(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
+
+
+@pytest.mark.parametrize("likelihood_threshold", [0.05, 0.9])
+def test_a_wide_beam_finds_the_exhaustive_optimum(tiny_policy: Policy, likelihood_threshold: float) -> None:
+    # Samples repeat, and repeats of the best partial plan would crowd out all others in a narrow beam.
+    policy = with_planner(
+        tiny_policy, beam_width=3000, expansion_factor=1, likelihood_weight=2.0, likelihood_threshold=likelihood_threshold
+    )
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        observation = rng.normal(size=11).astype(np.float32)
+        codes, score, actions = exhaustive(policy, observation)
+        found = policy.plan(observation[None], generators(seed))
+        assert tuple(found.codes[0]) == codes
+        assert found.score[0] == pytest.approx(score, rel=1e-4)
+        np.testing.assert_allclose(found.actions[0], actions, rtol=1e-3, atol=1e-4)
+
+
+def test_many_samples_find_the_exhaustive_optimum(tiny_policy: Policy) -> None:
+    observation = np.random.default_rng(1).normal(size=11).astype(np.float32)
+    for search in ("prior_sampling", "uniform_sampling"):
+        policy = with_planner(tiny_policy, search=search, samples=3000, likelihood_weight=2.0)
+        codes, score, _ = exhaustive(policy, observation)
+        found = policy.plan(observation[None], generators(0))
+        assert tuple(found.codes[0]) == codes
+        assert found.score[0] == pytest.approx(score, rel=1e-4)
+
+
+@pytest.mark.parametrize("search", ["beam", "prior_sampling", "uniform_sampling"])
+def test_planning_for_many_states_equals_planning_for_each_alone(tiny_policy: Policy, search: str) -> None:
+    policy = with_planner(tiny_policy, search=search)
+    observations = np.random.default_rng(2).normal(size=(5, 11)).astype(np.float32)
+    together = policy.plan(observations, generators(*range(5)))
+    for n in range(5):
+        alone = policy.plan(observations[n : n + 1], generators(n))
+        np.testing.assert_array_equal(together.codes[n], alone.codes[0])
+        np.testing.assert_allclose(together.actions[n], alone.actions[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(together.score[n], alone.score[0], rtol=1e-4)
+
+
+def test_the_plans_numbers_are_those_of_its_codes(tiny_policy: Policy) -> None:
+    observations = np.random.default_rng(3).normal(size=(3, 11)).astype(np.float32)
+    found = tiny_policy.plan(observations, generators(0, 1, 2))
+    layout = tiny_policy.vqvae.layout
+    state = tiny_policy.normalizer.normalize(torch.from_numpy(observations), layout.observation)
+    codes = torch.from_numpy(found.codes)
+    with torch.no_grad():
+        steps, _ = tiny_policy.vqvae.decode(codes, state)
+        log_probability = tiny_policy.prior.log_probabilities(codes, state).sum(dim=1)
+    raw = tiny_policy.normalizer.denormalize(steps.transitions_BTX)
+    np.testing.assert_allclose(found.observations, raw[..., layout.observation], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.rewards, raw[..., layout.reward], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.log_probability, log_probability, rtol=1e-4)
+
+
+def test_the_partial_threshold_changes_which_beams_are_kept_but_not_the_final_score(tiny_policy: Policy) -> None:
+    observations = np.random.default_rng(4).normal(size=(30, 11)).astype(np.float32)
+    choices = {"beam_width": 1, "expansion_factor": 8, "likelihood_weight": 5.0, "likelihood_threshold": 0.3}
+    full = with_planner(tiny_policy, partial_threshold=False, **choices).plan(observations, generators(*range(30)))
+    partial = with_planner(tiny_policy, partial_threshold=True, **choices).plan(observations, generators(*range(30)))
+    assert (full.codes != partial.codes).any()
+    for found in (full, partial):
+        score = found.value + 5.0 * np.minimum(found.log_probability, 2 * math.log(0.3))
+        np.testing.assert_allclose(found.score, score, rtol=1e-4)
+
+
+def test_no_search_follows_the_prior(tiny_policy: Policy) -> None:
+    """Beam width 1 and expansion 1: one sample from the prior, whatever its return."""
+    policy = with_planner(tiny_policy, beam_width=1, expansion_factor=1)
+    observation = np.random.default_rng(5).normal(size=(1, 11)).astype(np.float32)
+    states = np.repeat(observation, 2000, axis=0)
+    codes = policy.plan(states, generators(*range(2000))).codes
+    state = policy.normalizer.normalize(torch.from_numpy(observation), policy.vqvae.layout.observation)
+    with torch.no_grad():
+        log_probs, _ = policy.prior(torch.tensor([[policy.prior.start]]), state)
+    frequencies = np.bincount(codes[:, 0], minlength=8) / 2000
+    np.testing.assert_allclose(frequencies, log_probs[0, 0].exp(), atol=0.035)

@@ -1,0 +1,118 @@
+"""What the two training stages share: data, device, tracking, checkpoint, curves."""
+
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from tap import tracking
+from tap.datasets import Episodes, load_episodes, lookup
+from tap.distributed import process_group, rank
+from tap.files import read_json, sha256, write_atomically, write_json
+from tap.settings import Params, Runtime, load_params
+from tap.training import LossFunction, checkpoint_folder, choose_device, fit
+
+SPEED = "updates_per_second"  # of this machine, so no part of the results
+
+
+@dataclass
+class Job:
+    """One training run of one stage: its inputs, and `fit`, which trains and writes everything but the weights."""
+
+    stage: str
+    dataset: str
+    seed: int
+    params: Params
+    training: Episodes
+    held_out: Episodes
+    device: torch.device
+    run: tracking.Run
+    checkpoint: Path
+    digest: str
+
+    def fit(self, model: nn.Module, loss: LossFunction, num_windows: int, num_held_out: int) -> None:
+        """Train `model`, then write the stage's curves, metrics and run.json."""
+        params = getattr(self.params, self.stage).fit
+        history = fit(
+            model,
+            loss,
+            params,
+            num_windows=num_windows,
+            num_held_out=num_held_out,
+            seed=self.seed,
+            device=self.device,
+            checkpoint=self.checkpoint,
+            log=self.run.log_metrics,
+            description=f"{self.stage} {self.dataset} seed {self.seed}",
+        )
+        if rank() > 0:
+            return
+        name = f"{self.dataset}-{self.seed}"
+        curves = [{"step": step} | {key: value for key, value in values.items() if key != SPEED} for step, values in history]
+        write_atomically(Path(f"data/plots/{self.stage}/{name}.csv"), _csv(curves))
+        parameters = sum(p.numel() for p in model.parameters())
+        write_json(Path(f"data/metrics/{self.stage}/{name}.json"), curves[-1] | {"parameters": parameters})
+        write_json(
+            output_folder(self.stage, self.dataset, self.seed) / "run.json", tracking.lineage(self.stage, self.run, self.digest)
+        )
+
+
+def output_folder(stage: str, dataset: str, seed: int) -> Path:
+    """Where a training stage writes its weights: data/vqvae/... and data/prior/..."""
+    return Path("data") / stage.removeprefix("train_") / f"{dataset}-{seed}"
+
+
+@contextmanager
+def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
+    """Everything a training stage needs, for the length of the context. Raises ValueError on faulty params or data."""
+    params, runtime = load_params(Path("params.yaml"), dataset), Runtime()
+    info = lookup(dataset, params.fetch)
+    file = Path("data/raw") / dataset / "dataset.hdf5"
+    episodes, validation = load_episodes(file, info, params.fetch)
+    digest = validation["digest"]
+    fraction = getattr(params, stage).fit.held_out
+    training, held_out = episodes.split(fraction, np.random.default_rng(seed))
+    device = choose_device(runtime.device)
+    inputs = {
+        "data": digest,
+        "seed": seed,
+        "device": device.type,
+        "params": params.model_dump(mode="json", exclude={"evaluate"}),
+    }
+    if stage == "train_vqvae":
+        del inputs["params"]["train_prior"]
+    else:
+        inputs["vqvae"] = sha256(output_folder("train_vqvae", dataset, seed) / "vqvae.safetensors")
+    with process_group(), checkpoint_folder(runtime.checkpoints, f"{stage}-{dataset}-{seed}", inputs) as folder:
+        earlier = folder / "run.json"
+        with tracking.start_run(
+            stage,
+            name=f"{stage} {dataset} seed {seed}",
+            params=params.model_dump(mode="json", exclude={"evaluate"}),
+            tags={
+                "dataset": dataset,
+                "seed": str(seed),
+                "scale": params.scale,
+                "dataset_digest": digest,
+                "source": validation["source"],
+            },
+            tracking_uri=runtime.tracking_uri,
+            resume=read_json(earlier)["run_id"] if earlier.exists() else None,
+        ) as run:
+            write_json(earlier, {"run_id": run.id})
+            run.log_json(validation, "validation.json")
+            yield Job(stage, dataset, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)
+
+
+def _csv(rows: list[dict[str, float]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,139 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tap.settings import Fit
+from tap.training import checkpoint_folder, choose_device, fit, make_optimizer
+
+PARAMS = Fit(
+    updates=30,
+    batch_size=8,
+    learning_rate=1e-2,
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+    clip_norm=1.0,
+    held_out=0.1,
+    log_every=4,
+    checkpoint_every=10,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+class Regression:
+    """A small model with dropout, and a loss over rows of fixed data; may stop the process's work at one update."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+        generator = torch.Generator().manual_seed(1)
+        self.inputs, self.held_out = torch.randn(100, 5, generator=generator), torch.randn(20, 5, generator=generator)
+        self.calls, self.stop_at = 0, stop_at
+
+    def loss(self, starts: torch.Tensor, is_held_out: bool) -> dict[str, torch.Tensor]:
+        if not is_held_out:
+            self.calls += 1
+            if self.calls == self.stop_at:
+                raise Killed
+        x = (self.held_out if is_held_out else self.inputs)[starts]
+        error = (self.model(x)[:, 0] - x.sum(dim=1)).square().mean()
+        return {"loss": error, "absolute": error.detach().sqrt()}
+
+    def fit(self, checkpoint: Path, params: Fit = PARAMS) -> tuple[list[tuple[int, dict[str, float]]], list[int]]:
+        logged: list[int] = []
+        history = fit(
+            self.model,
+            self.loss,
+            params,
+            num_windows=100,
+            num_held_out=20,
+            seed=0,
+            device=torch.device("cpu"),
+            checkpoint=checkpoint,
+            log=lambda step, values: logged.append(step),
+            description="test",
+        )
+        return history, logged
+
+
+def without_speed(history: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+    return [(step, {k: v for k, v in values.items() if k != "updates_per_second"}) for step, values in history]
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = Regression()
+    expected, logged = whole.fit(tmp_path / "whole.pt")
+    assert logged == [4, 8, 12, 16, 20, 24, 28, 30]
+
+    with pytest.raises(Killed):
+        Regression(stop_at=25).fit(tmp_path / "killed.pt")
+    resumed = Regression()
+    history, logged = resumed.fit(tmp_path / "killed.pt")
+    assert resumed.calls == 10  # from the checkpoint at update 20
+    assert logged == [24, 28, 30]
+    assert without_speed(history) == without_speed(expected)
+    for name, weight in resumed.model.state_dict().items():
+        torch.testing.assert_close(weight, whole.model.state_dict()[name], rtol=0, atol=0)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first, again = Regression(), Regression()
+    expected, _ = first.fit(tmp_path / "checkpoint.pt")
+    history, logged = again.fit(tmp_path / "checkpoint.pt")
+    assert again.calls == 0 and logged == [] and history == expected
+    torch.testing.assert_close(again.model.state_dict(), first.model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_checkpoint_between_two_log_points_keeps_the_means(tmp_path: Path) -> None:
+    """Update 10 is no multiple of log_every 4: what was summed since update 8 must survive the kill."""
+    expected, _ = Regression().fit(tmp_path / "whole.pt")
+    with pytest.raises(Killed):
+        Regression(stop_at=12).fit(tmp_path / "killed.pt")
+    history, _ = Regression().fit(tmp_path / "killed.pt")
+    assert without_speed(history) == without_speed(expected)
+
+
+def test_training_lowers_the_held_out_loss(tmp_path: Path) -> None:
+    history, _ = Regression().fit(tmp_path / "checkpoint.pt", PARAMS.model_copy(update={"updates": 300}))
+    assert history[-1][1]["held_out_loss"] < 0.5 * history[0][1]["held_out_loss"]
+
+
+def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
+    task = Regression()
+    task.inputs[:] = float("inf")
+    with pytest.raises(ValueError, match="the loss is nan at update 4"):
+        task.fit(tmp_path / "checkpoint.pt")
+
+
+def test_a_truncated_checkpoint_is_explained(tmp_path: Path) -> None:
+    Regression().fit(tmp_path / "checkpoint.pt")
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .* delete it"):
+        Regression().fit(tmp_path / "checkpoint.pt")
+
+
+def test_only_matrices_decay() -> None:
+    groups = make_optimizer(nn.Linear(3, 2), PARAMS).param_groups
+    assert [(group["weight_decay"], [p.dim() for p in group["params"]]) for group in groups] == [(0.1, [2]), (0, [1])]
+
+
+def test_other_inputs_get_another_folder_and_one_folder_one_process(tmp_path: Path) -> None:
+    with checkpoint_folder(tmp_path, "train", {"seed": 0}) as one, checkpoint_folder(tmp_path, "train", {"seed": 1}) as two:
+        assert one != two
+        with (
+            pytest.raises(ValueError, match="another process trains the same model"),
+            checkpoint_folder(tmp_path, "train", {"seed": 0}),
+        ):
+            pass
+    with checkpoint_folder(tmp_path, "train", {"seed": 0}) as again:
+        assert again == one
+
+
+def test_an_unknown_device_is_explained() -> None:
+    with pytest.raises(ValueError, match="TAP_DEVICE=gpu is no device"):
+        choose_device("gpu")

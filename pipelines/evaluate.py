@@ -1,0 +1,119 @@
+"""Stage evaluate: a trained policy, in simulators of its dataset's environment -> scores; the policy goes to the registry.
+
+Example: python -m pipelines.evaluate hopper-medium-replay 0
+"""
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.stage import main
+from pipelines.train import output_folder
+from tap import tracking
+from tap.datasets import DatasetInfo, Episodes, load_episodes, lookup
+from tap.environments import make_environment, normalized_score, versions
+from tap.evaluation import rollout, summarize
+from tap.files import read_json, write_json
+from tap.policy import Policy
+from tap.settings import Runtime, load_params
+from tap.training import choose_device
+
+
+def run(dataset: str, seed: int) -> None:
+    evaluate(dataset, seed, "evaluate", f"{dataset}-{seed}")
+
+
+def evaluate(dataset: str, seed: int, stage: str, name: str, ablation: str | None = None) -> None:
+    """Roll the policy out, write its metrics, plots and run; without an ablation, also log and register it as a model."""
+    params, runtime = load_params(Path("params.yaml"), dataset, ablation=ablation), Runtime()
+    info = lookup(dataset, params.fetch)
+    episodes, validation = load_episodes(Path("data/raw") / dataset / "dataset.hdf5", info, params.fetch)
+    vqvae, prior = (output_folder(part, dataset, seed) for part in ("train_vqvae", "train_prior"))
+    policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
+    runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
+    facts = {
+        "dataset": dataset,
+        "source": validation["source"],
+        "digest": validation["digest"],
+        "scale": params.scale,
+        "environment": info.environment,
+        "versions": versions(),
+        "seed": seed,
+    }
+    tags = {key: facts[key] for key in ("dataset", "source", "scale", "environment", "seed")}
+    tags |= (
+        {"dataset_digest": facts["digest"]}
+        | ({"ablation": ablation} if ablation else {})
+        | {f"run_{k}": v for k, v in runs.items()}
+    )
+    with tracking.start_run(
+        stage,
+        name=f"{stage} {name}",
+        params=params.evaluate.model_dump(mode="json"),
+        tags=tags,
+        tracking_uri=runtime.tracking_uri,
+    ) as tracked:
+        result = rollout(
+            policy,
+            partial(make_environment, info),
+            episodes=params.evaluate.episodes,
+            environment_seed=params.evaluate.seed,
+            planner_seed=seed,
+        )
+        summary = summarize(result, info)
+        metrics = (
+            facts
+            | summary
+            | {
+                "behaviour": behaviour(episodes, info),
+                "planner": params.evaluate.planner.model_dump(mode="json"),
+                "runs": runs | {"evaluate": tracked.id},
+                "git_commit": tracking.git_state()[0],
+            }
+        )
+        if ablation:
+            metrics["ablation"] = ablation
+        tracked.log_metrics(0, {key: value for key, value in summary.items() if isinstance(value, float)})
+        tracked.log_metrics(0, {f"latency_ms_{key}": value for key, value in summary["latency_ms"].items()})
+        tracked.log_json(metrics, "metrics.json")
+        if not ablation:
+            write_json(
+                Path(f"data/plots/evaluate/{name}.json"), {"examples": [example.as_json() for example in result.examples]}
+            )
+            register(tracked, policy, episodes.observations[:2], metrics)
+        write_json(Path(f"data/metrics/{stage}/{name}.json"), metrics)
+
+
+def behaviour(episodes: Episodes, info: DatasetInfo) -> dict[str, Any]:
+    """How the dataset's own episodes score: all, the best tenth of them, the last tenth; None without reference scores."""
+    returns, tenth = episodes.returns, max(1, episodes.num_episodes // 10)
+    groups = {"mean": returns, "best_tenth": np.sort(returns)[-tenth:], "last_tenth": returns[-tenth:]}
+    known = info.reference_min_score is not None and info.reference_max_score is not None
+    scores = {
+        f"{name}_normalized_score": float(normalized_score(info, group).mean()) if known else None
+        for name, group in groups.items()
+    }
+    return {"episodes": episodes.num_episodes, "mean_return": float(returns.mean())} | scores
+
+
+def register(run: tracking.Run, policy: Policy, example_observations: np.ndarray, metrics: dict[str, Any]) -> None:
+    """Log the policy as a model and make it a version of `tap-DATASET`, with the evidence that promotion compares."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy.save(Path(folder) / "policy")
+        uri = tracking.log_policy(run, Path(folder) / "policy", example_observations)
+    keys = ("dataset", "source", "scale", "seed", "environment", "episodes", "environment_seed", "protocol", "git_commit")
+    tags = {key: metrics[key] for key in keys} | {
+        "dataset_digest": metrics["digest"],
+        "score": metrics["return_mean"] if metrics["normalized_score"] is None else metrics["normalized_score"],
+        "returns": json.dumps(metrics["returns"]),
+    }
+    if uri is not None:
+        tracking.register(uri, f"tap-{metrics['dataset']}", tags)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,211 @@
+"""The simulators that stand for D4RL's environments, and its normalised score.
+
+Locomotion runs on gymnasium's `-v4` environments: `-v5` changes the rewards. Adroit runs on gymnasium-robotics'
+`AdroitHand*-v1` with D4RL's rewards put back: release 1.4.2 pays for distance between palm and object in door, hammer and
+relocate, and does not end a pen episode when the pen is dropped. Any other gymnasium id runs as it is.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+
+from tap.datasets import DatasetInfo
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class State:
+    """How a simulator came to its present state: the seed of its reset and the actions since.
+
+    Replaying them restores whatever an environment holds, be it the solver's warm start, a randomised body or a step counter.
+    """
+
+    seed: int
+    actions: tuple[np.ndarray, ...] = ()
+
+
+class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
+    """Clips actions into the action space, and remembers its State."""
+
+    def __init__(self, env: gymnasium.Env[np.ndarray, np.ndarray]) -> None:
+        super().__init__(env)
+        assert isinstance(env.action_space, gymnasium.spaces.Box)
+        self.box = env.action_space
+        self.seed: int | None = None
+        self.actions: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode; its State exists only if `seed` is given."""
+        self.seed, self.actions = seed, []
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: np.ndarray) -> Step:
+        """Take one step with an action (A,) of finite numbers."""
+        assert np.shape(action) == self.box.shape and np.isfinite(action).all(), action
+        action = np.clip(action, self.box.low, self.box.high).astype(self.box.dtype)
+        self.actions.append(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, float(reward), bool(terminated), bool(truncated), info
+
+
+class D4RLReward(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
+    """Replaces reward and termination of an AdroitHand environment by `rule`, a function of its simulated hand."""
+
+    def __init__(self, env: gymnasium.Env[np.ndarray, np.ndarray], rule: Callable[[Any], tuple[float, bool]]) -> None:
+        super().__init__(env)
+        self.rule = rule
+
+    def step(self, action: np.ndarray) -> Step:
+        """Take one step, rewarded by the rule."""
+        observation, _, _, truncated, info = self.env.step(action)
+        reward, terminated = self.rule(self.env.unwrapped)
+        return observation, reward, terminated, truncated, info
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b))
+
+
+def _pen(hand: Any) -> tuple[float, bool]:
+    """Turn a pen to a target orientation; dropping it ends the episode."""
+    sites, pen = hand.data.site_xpos, hand.data.xpos[hand.obj_body_id]
+    away = _distance(pen, sites[hand.eps_ball_site_id])
+    axis = (sites[hand.obj_t_site_id] - sites[hand.obj_b_site_id]) / hand.pen_length
+    target_axis = (sites[hand.tar_t_site_id] - sites[hand.tar_b_site_id]) / hand.tar_length
+    similarity = float(axis @ target_axis)
+    dropped = bool(pen[2] < 0.075)
+    bonus = 10 * (away < 0.075 and similarity > 0.9) + 50 * (away < 0.075 and similarity > 0.95)
+    return similarity - away + bonus - 5 * dropped, dropped
+
+
+def _door(hand: Any) -> tuple[float, bool]:
+    """Undo a latch and swing the door open."""
+    sites, angle = hand.data.site_xpos, float(hand.data.qpos[hand.door_hinge_addrs])
+    reach = _distance(sites[hand.grasp_site_id], sites[hand.handle_site_id])
+    cost = 0.1 * reach + 0.1 * (angle - 1.57) ** 2 + 1e-5 * float(np.sum(hand.data.qvel**2))
+    return 2 * (angle > 0.2) + 8 * (angle > 1.0) + 10 * (angle > 1.35) - cost, False
+
+
+def _hammer(hand: Any) -> tuple[float, bool]:
+    """Drive a nail into a board with a hammer."""
+    sites, hammer = hand.data.site_xpos, hand.data.xpos[hand.obj_body_id]
+    head, nail = sites[hand.tool_site_id], sites[hand.target_obj_site_id]
+    reach, swing = _distance(sites[hand.S_grasp_site_id], hammer), _distance(head, nail)
+    left = _distance(nail, sites[hand.goal_site_id])
+    cost = 0.1 * reach + swing + 10 * left + 1e-2 * float(np.linalg.norm(hand.data.qvel))
+    return 2 * bool(hammer[2] > 0.04 and head[2] > 0.04) + 25 * (left < 0.02) + 75 * (left < 0.01) - cost, False
+
+
+def _relocate(hand: Any) -> tuple[float, bool]:
+    """Carry a ball to a target in the air."""
+    ball, palm = hand.data.xpos[hand.obj_body_id], hand.data.site_xpos[hand.S_grasp_site_id]
+    target = hand.data.site_xpos[hand.target_obj_site_id]
+    left = _distance(ball, target)
+    lifted = 1.0 - 0.5 * _distance(palm, target) - 0.5 * left if ball[2] > 0.04 else 0.0
+    return lifted + 10 * (left < 0.1) + 20 * (left < 0.05) - 0.1 * _distance(palm, ball), False
+
+
+D4RL_RULES = {
+    "AdroitHandPen-v1": _pen,
+    "AdroitHandDoor-v1": _door,
+    "AdroitHandHammer-v1": _hammer,
+    "AdroitHandRelocate-v1": _relocate,
+}
+
+
+def make_environment(info: DatasetInfo) -> Simulator:
+    """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
+
+    Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first.
+    Raises ValueError where there is no such simulator, or where it does not speak in flat vectors of real numbers.
+    """
+    if info.suite == "antmaze":
+        raise ValueError(
+            f"{info.id}: this version trains on AntMaze files but has no AntMaze simulator yet: it cannot evaluate this dataset"
+        )
+    key = f"datasets.{info.id}.fetch.environment in params.yaml"
+    if info.environment is None:
+        raise ValueError(f"{info.id} names no environment to evaluate in: set {key} to a gymnasium id")
+    mujoco.set_mju_user_warning(_log_mujoco_warning)
+    rule = D4RL_RULES.get(info.environment)
+    if rule is not None:
+        _register_robotics(info)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*out of date", category=DeprecationWarning)  # "use v5"
+            env = gymnasium.make(info.environment, max_episode_steps=info.max_episode_steps, disable_env_checker=True)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(f"{info.id}: gymnasium cannot make {info.environment!r} ({error}): correct {key}") from error
+    for name, space in (("observations", env.observation_space), ("actions", env.action_space)):
+        flat = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+        if not flat:
+            raise ValueError(
+                f"{info.id}: {info.environment} has {name} in {space}, but TAP needs a flat Box of floats: register a wrapped "
+                f"environment (by gymnasium.wrappers.FlattenObservation, for one) and name it as {key}"
+            )
+    return Simulator(env if rule is None else D4RLReward(env, rule))
+
+
+def _register_robotics(info: DatasetInfo) -> None:
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the import prints that the rewards changed, which D4RLReward mends
+            gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
+    except ImportError as error:
+        raise ValueError(
+            f"{info.id}: {info.environment} needs gymnasium-robotics: pip install tap-planner[robotics]"
+        ) from error
+
+
+def _log_mujoco_warning(message: str) -> None:
+    """MuJoCo's own handler would write a file MUJOCO_LOG.TXT into the current folder."""
+    if "deprecated" not in message:
+        logging.getLogger("mujoco").warning(message)
+
+
+def get_state(env: gymnasium.Env[np.ndarray, np.ndarray]) -> State:
+    """The present state of a simulator from `make_environment` that was reset with a seed."""
+    assert isinstance(env, Simulator) and env.seed is not None
+    return State(env.seed, tuple(env.actions))
+
+
+def set_state(env: gymnasium.Env[np.ndarray, np.ndarray], state: State) -> np.ndarray:
+    """Bring a simulator of the same dataset into `state`; returns its observation there."""
+    observation, _ = env.reset(seed=state.seed)
+    for action in state.actions:
+        observation, *_ = env.step(action)
+    return observation
+
+
+def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
+    """D4RL's score of undiscounted returns, 100 (R - min) / (max - min): 0 for a random policy, 100 for an expert.
+
+    Raises ValueError where the dataset has no reference scores.
+    """
+    low, high = info.reference_min_score, info.reference_max_score
+    if low is None or high is None:
+        key = f"datasets.{info.id}.fetch"
+        raise ValueError(
+            f"{info.id} has no reference scores: set {key}.reference_min_score and {key}.reference_max_score in params.yaml"
+        )
+    scores: np.ndarray = 100 * (returns - low) / (high - low)
+    return scores
+
+
+def versions() -> dict[str, str]:
+    """Release of each installed package that a score depends on."""
+    found = {}
+    for package in ("gymnasium", "gymnasium-robotics", "mujoco", "numpy", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +36,10 @@ class Job:
     checkpoint: Path
     digest: str
 
-    def fit(self, model: nn.Module, loss: LossFunction, num_windows: int, num_held_out: int) -> None:
-        """Train `model`, then write the stage's curves, metrics and run.json."""
+    def fit(
+        self, model: nn.Module, loss: LossFunction, num_windows: int, num_held_out: int, save: Callable[[Path], None]
+    ) -> None:
+        """Train `model`, then write the stage's curves, metrics and run.json, and the model by `save(folder)`."""
         params = getattr(self.params, self.stage).fit
         history = fit(
             model,
@@ -58,9 +60,9 @@ class Job:
         write_atomically(Path(f"data/plots/{self.stage}/{name}.csv"), _csv(curves))
         parameters = sum(p.numel() for p in model.parameters())
         write_json(Path(f"data/metrics/{self.stage}/{name}.json"), curves[-1] | {"parameters": parameters})
-        write_json(
-            output_folder(self.stage, self.dataset, self.seed) / "run.json", tracking.lineage(self.stage, self.run, self.digest)
-        )
+        folder = output_folder(self.stage, self.dataset, self.seed)
+        save(folder)
+        write_json(folder / "run.json", tracking.lineage(self.stage, self.run, self.digest))
 
 
 def output_folder(stage: str, dataset: str, seed: int) -> Path:
@@ -91,22 +93,25 @@ def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
         inputs["vqvae"] = sha256(output_folder("train_vqvae", dataset, seed) / "vqvae.safetensors")
     with process_group(), checkpoint_folder(runtime.checkpoints, f"{stage}-{dataset}-{seed}", inputs) as folder:
         earlier = folder / "run.json"
-        with tracking.start_run(
+        tracked = tracking.start_run(
             stage,
             name=f"{stage} {dataset} seed {seed}",
-            params=params.model_dump(mode="json", exclude={"evaluate"}),
+            params=inputs["params"],
             tags={
                 "dataset": dataset,
-                "seed": str(seed),
+                "seed": seed,
                 "scale": params.scale,
                 "dataset_digest": digest,
                 "source": validation["source"],
             },
             tracking_uri=runtime.tracking_uri,
             resume=read_json(earlier)["run_id"] if earlier.exists() else None,
-        ) as run:
-            write_json(earlier, {"run_id": run.id})
-            run.log_json(validation, "validation.json")
+        )
+        # One process tracks for all.
+        with tracked if rank() == 0 else nullcontext(tracking.Run(runtime.tracking_uri)) as run:
+            if rank() == 0:
+                write_json(earlier, {"run_id": run.id})
+                run.log_json(validation, "validation.json")
             yield Job(stage, dataset, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)
 
 

@@ -16,9 +16,8 @@ from tap.windows import Windows
 def run(dataset: str, seed: int) -> None:
     with training_job("train_prior", dataset, seed) as job:
         vqvae, normalizer = load_vqvae(output_folder("train_vqvae", dataset, seed), job.device)
-        windows = job.params.train_vqvae.windows
-        training = Windows(job.training, windows, normalizer, job.device)
-        held_out = Windows(job.held_out, windows, normalizer, job.device)
+        training = Windows(job.training, vqvae.params.windows, normalizer, job.device)
+        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device)
         torch.manual_seed(seed)
         prior = Prior(job.params.train_prior, vqvae.params, vqvae.layout.observation_dim).to(job.device)
 
@@ -28,8 +27,7 @@ def run(dataset: str, seed: int) -> None:
                 codes = vqvae.encode(tokens)
             return prior.loss(codes, tokens[:, 0, vqvae.layout.observation])
 
-        job.fit(prior, loss, len(training), len(held_out))
-        save_prior(output_folder("train_prior", dataset, seed), prior)
+        job.fit(prior, loss, len(training), len(held_out), lambda folder: save_prior(folder, prior))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipelines.stage import main
-from pipelines.train import output_folder, training_job
+from pipelines.train import training_job
 from tap.vqvae import VQVAE, save_vqvae
 from tap.windows import Layout, Windows, fit_normalizer
 
@@ -24,8 +24,7 @@ def run(dataset: str, seed: int) -> None:
         def loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
             return vqvae.loss(*(held_out if is_held_out else training).gather(starts))
 
-        job.fit(vqvae, loss, len(training), len(held_out))
-        save_vqvae(output_folder("train_vqvae", dataset, seed), vqvae, normalizer)
+        job.fit(vqvae, loss, len(training), len(held_out), lambda folder: save_vqvae(folder, vqvae, normalizer))
 
 
 if __name__ == "__main__":

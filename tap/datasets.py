@@ -228,6 +228,7 @@ def load_episodes(path: Path, info: DatasetInfo, fetch: Fetch) -> tuple[Episodes
     counts, edges = np.histogram(returns, 20, span)
     report = {
         "dataset": info.id,
+        "suite": info.suite,
         "source": _source(path, info),
         "origin": _origin(info),
         "digest": sha256(path),
@@ -256,6 +257,8 @@ def _warnings(report: dict[str, Any], columns: Columns, lengths: np.ndarray, inf
     single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's have one row more
     clip = "were clipped" if fetch.clip_actions else "are kept: fetch.clip_actions would clip them"
     candidates = {
+        "it has no environment: it trains a policy, but none can be evaluated": info.environment is None,
+        "AntMaze has no simulator here yet: it trains a policy, but none can be evaluated": info.suite == "antmaze",
         "the file has no `timeouts`": "timeouts" not in columns,
         "the last episode has no end in the file": report["unfinished_last_episode"],
         f"{single} of {len(lengths)} episodes have a single step": single,
@@ -267,7 +270,7 @@ def _warnings(report: dict[str, Any], columns: Columns, lengths: np.ndarray, inf
 
 
 def _source(path: Path, info: DatasetInfo) -> str:
-    """ "recollected" where the file says so of itself, since such a file must never pass for D4RL's; else the way it came here."""
+    """The way a file came here, or "recollected" where it says so of itself: such a file must never pass for D4RL's."""
     with h5py.File(path) as file:
         return "recollected" if file.attrs.get("source") == "recollected" else info.source
 

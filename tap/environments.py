@@ -163,7 +163,7 @@ def _register_robotics(info: DatasetInfo) -> None:
             gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
     except ImportError as error:
         raise ValueError(
-            f"{info.id}: {info.environment} needs gymnasium-robotics: pip install tap-planner[robotics]"
+            f"{info.id}: {info.environment} needs gymnasium-robotics, this project's extra: pip install -e '.[robotics]'"
         ) from error
 
 

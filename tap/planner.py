@@ -136,7 +136,7 @@ def sample(
     state_NO: Tensor,
     generators: Sequence[torch.Generator],
 ) -> Plan:
-    """Vanilla sampling: `params.samples` whole plans from the prior, or uniform over the codebook; the best by the objective."""
+    """Vanilla sampling: `params.samples` whole plans from the prior or uniform over the codebook; the best by objective."""
     N, num_codes = len(state_NO), params.horizon // vqvae.params.latent_step
     noise_NMC = _noise(generators, (num_codes, params.samples), state_NO.device)
     state_RO = state_NO.repeat_interleave(params.samples, dim=0)

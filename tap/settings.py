@@ -1,6 +1,6 @@
 """Params, read from params.yaml alone, and Runtime, read from the environment.
 
-Params decide results, so DVC tracks every one of them; Runtime says where things are on this machine, and changes no result.
+Params decide results, so DVC tracks every one of them; Runtime says where things are on this machine.
 One dataset's Params are the merge of five layers, later ones first in rank:
 
     STAGE                       what holds for every scale and suite
@@ -348,7 +348,10 @@ def _did_you_mean(word: str, known: Any) -> str:
 
 
 class Runtime(BaseSettings):
-    """Where things are on this machine: environment variables, or a `.env` file. Changes no result, so DVC need not see it."""
+    """Where things are on this machine: environment variables, or a `.env` file.
+
+    DVC does not see it, so it may not decide what is computed; a GPU computes the same in bfloat16.
+    """
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
 

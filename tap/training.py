@@ -49,7 +49,8 @@ def checkpoint_folder(root: Path, stage: str, inputs: dict[str, Any]) -> Iterato
     """A folder for this very training run, locked against a second one.
 
     Its name is a hash of `inputs` (whatever decides the result) and of the source of every module of this package in use, so a
-    run with other params, data or code never resumes from it. Raises ValueError while another process trains the same.
+    run with other params, data or code never resumes from it. Raises ValueError while another run trains the same; the
+    processes of one run share the folder.
     """
     package = __name__.partition(".")[0]
     sources = {name: module.__file__ for name, module in sys.modules.items() if name.startswith(f"{package}.")}
@@ -57,11 +58,14 @@ def checkpoint_folder(root: Path, stage: str, inputs: dict[str, Any]) -> Iterato
     key = hashlib.sha256(json.dumps([stage, inputs, code, torch.__version__], sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{stage}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
+    if rank() > 0:
+        yield folder
+        return
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder} is in use: another process trains the same model; wait for it or stop it") from None
+            raise ValueError(f"{folder} is in use: another run trains the same model; wait for it or stop it") from None
         yield folder
 
 

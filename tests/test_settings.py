@@ -116,7 +116,7 @@ def test_a_missing_or_broken_file_is_explained(tmp_path: Path) -> None:
 def test_a_batch_is_shared_equally_or_not_at_all(params_yaml_with: Callable[..., Path]) -> None:
     fit = load_params(params_yaml_with(), "hopper-medium-replay", scale="paper").train_vqvae.fit
     assert fit.batch_size_per_process(8) == 64
-    with pytest.raises(ValueError, match="fit.batch_size 512 is not divisible by the world size 3"):
+    with pytest.raises(ValueError, match=r"fit\.batch_size 512 is not divisible by the world size 3"):
         fit.batch_size_per_process(3)
 
 

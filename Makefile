@@ -1,0 +1,39 @@
+# Everything is installed into .venv and run from there; nothing outside this folder is changed.
+PYTHON ?= $(shell for python in python3.11 python3; do $$python -c '' 2>/dev/null && echo $$python && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: help demo test ui clean distclean
+
+help: ## list these targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(INSTALLED) ## install, then run the whole pipeline of params.yaml: data to report
+	$(BIN)/tap run
+
+test: $(INSTALLED) ## install, then run all checks and tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict tap pipelines
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+ui: $(INSTALLED) ## serve MLflow's and Prefect's pages until Ctrl-C
+	$(BIN)/tap ui
+
+clean: ## remove all results, models, runs and caches; keep .venv, your own data and what git tracks
+	git clean -fdxq -- data/raw data/vqvae data/prior data/metrics data/plots data/report dvc.lock dvc_plots .dvc/cache .dvc/tmp \
+		.checkpoints .prefect mlflow.db mlartifacts .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+distclean: clean ## remove .venv as well
+	rm -rf .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv .venv || { rm -rf .venv; \
+		echo "$(PYTHON) cannot make virtual environments: install python3-venv (Debian, Ubuntu), or make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,dev]'
+	$(BIN)/python -m pipelines.plots_template
+	@touch $@

@@ -1,0 +1,224 @@
+"""The `tap` command. Each command imports what it needs when it runs, so that `tap --help` answers at once."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipelines import process
+
+PARAMS = Path("params.yaml")
+
+
+class App(typer.Typer):
+    """A Typer app that ends with a ValueError's message alone: such an error is the user's to mend."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+
+
+sys.path.insert(0, "")  # an environment's module may lie in the project's folder, as for `python -m`
+app = App(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""TAP, the Trajectory Autoencoding Planner: learn to act from a file of recorded trajectories.
+
+    `tap run` does everything that params.yaml lists: it gets and checks the data, trains, evaluates in simulation, writes the
+    report, and promotes the best policy. What is up to date is not done again. The other commands look at parts of it.
+
+    ```
+    tap run                        # then open data/report/index.html
+    tap run --dataset ID --seed 0  # one dataset and seed of params.yaml
+    tap datasets | grep door       # datasets to add to params.yaml
+    tap validate ID                # what is in one, and what looks wrong
+    tap models                     # the policies so far
+    tap promote ID --rollback      # back to the champion before
+    tap serve ID                   # the champion over HTTP
+    tap ui                         # MLflow's and Prefect's pages
+    ```
+    """,
+)
+
+Dataset = Annotated[str, typer.Argument(help="A dataset id that params.yaml lists.", show_default=False)]
+
+
+def show(table: Table) -> None:
+    """Print a table, for a terminal as wide as that is."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@app.command()
+def run(
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this dataset; may be repeated. [default: all listed]")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated. [default: all listed]")] = None,
+    promote: Annotated[bool, typer.Option(help="Let the best policy become champion where it beats the present one.")] = True,
+) -> None:
+    """Do all that is not up to date: fetch, train, evaluate, report, promote.
+
+    Ctrl-C is safe: the next run goes on from the last checkpoint.
+
+    Example: `tap run --dataset hopper-medium-replay --seed 0 --seed 1`
+    """
+    from pipelines import flow
+
+    flow.run(dataset or None, seed or None, promote)
+
+
+@app.command()
+def datasets() -> None:
+    """List the known datasets, and the returns that score 0 and 100.
+
+    Example: `tap datasets | grep door`
+    """
+    from tap.datasets import known_datasets
+
+    table = Table("dataset", "source", "environment", "steps", "random", "expert", box=box.SIMPLE_HEAD)
+    for info in known_datasets().values():
+        reference = [f"{score:.1f}" for score in (info.reference_min_score, info.reference_max_score) if score is not None]
+        table.add_row(info.id, info.source, info.environment, str(info.max_episode_steps), *reference)
+    show(table)
+
+
+@app.command()
+def validate(dataset: Dataset) -> None:
+    """Read a dataset as training does, and describe it.
+
+    Example: `tap validate hopper-medium-replay`
+    """
+    from pipelines.fetch import check_environment
+    from tap.datasets import load_episodes, lookup
+    from tap.download import obtain
+    from tap.settings import Runtime, load_params
+
+    fetch = load_params(PARAMS, dataset).fetch
+    info = lookup(dataset, fetch)
+    file = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
+    episodes, report = load_episodes(file, info, fetch)
+    check_environment(info, episodes)
+    counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
+    del report["non_finite"]  # would have been an error
+    report["boundaries"] = report["boundaries"]["how"]
+    table = Table(box=None, show_header=False)
+    for key, value in report.items():
+        table.add_row(key.replace("_", " "), _in_words(value))
+    table.add_row("return, least to most", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
+    show(table)
+    print(*(f"note: {warning}" for warning in warnings), sep="\n")
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case dict():
+            return ", ".join(f"{name} {_in_words(part)}" for name, part in value.items())
+        case list():
+            return ", ".join(map(_in_words, value)) or "none"
+        case float():
+            return f"{value:.6g}"
+    return str(value)
+
+
+@app.command()
+def promote(
+    dataset: Dataset,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Give the alias champion back to the version before.")] = False,
+) -> None:
+    """Make the best policy champion, if it beats the present one.
+
+    Example: `tap promote hopper-medium-replay --rollback`
+    """
+    from pipelines import promote as promotion
+
+    decision = promotion.rollback(dataset) if rollback else promotion.promote(dataset, PARAMS)
+    print(f"{decision.model} version {decision.version}: {decision.outcome} ({decision.reason})")
+
+
+@app.command()
+def models() -> None:
+    """List the registered policies: a version for each evaluated one.
+
+    Example: `tap models`
+    """
+    from pipelines import promote as promotion
+
+    if not (rows := promotion.models()):
+        raise ValueError("no policy is registered yet: `tap run` trains and registers one")
+    table = Table("model", "version", "alias", "seed", "score", "why", box=box.SIMPLE_HEAD)
+    for row in rows:
+        score = "" if row.score is None else f"{row.score:.1f}"
+        table.add_row(row.name, row.version, ", ".join(row.aliases), row.seed, score, row.promotion_reason)
+    show(table)
+
+
+@app.command()
+def serve(
+    policy: Annotated[
+        str, typer.Argument(help="A dataset or registered model, with an alias if not champion.", metavar="NAME[@ALIAS]")
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 5001,
+) -> None:
+    """Serve a policy over HTTP: observations in, actions out.
+
+    Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
+    """
+    from pipelines.promote import PREFIX
+    from tap.serving import serve as serve_policy
+    from tap.settings import Runtime
+
+    name, _, alias = policy.partition("@")
+    serve_policy(PREFIX + name.removeprefix(PREFIX), alias or "champion", host, port, Runtime().tracking_uri)
+
+
+@app.command()
+def ui() -> None:
+    """Serve MLflow's and Prefect's pages, until Ctrl-C.
+
+    MLflow has the experiments and models, Prefect the runs of the pipeline.
+
+    MLFLOW_PORT and PREFECT_SERVER_API_PORT choose other ports than 5000 and 4200.
+
+    Example: `tap ui`
+    """
+    from tap.settings import Runtime
+
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # halves its start
+    tracking_uri, commands = Runtime().tracking_uri, [["prefect", "server", "start"]]
+    if tracking_uri.startswith("http"):
+        print(f"MLflow: {tracking_uri}")
+    else:
+        commands.append(["mlflow", "ui", "--workers", "1", "--backend-store-uri", tracking_uri])
+    servers = [
+        subprocess.Popen([sys.executable, "-m", *command], env=process.environment(), start_new_session=True)
+        for command in commands
+    ]
+    watchdogs = [process.watch(-server.pid) for server in servers]
+    try:
+        while all(server.poll() is None for server in servers):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return
+    finally:
+        for watchdog in watchdogs:
+            assert watchdog.stdin
+            watchdog.stdin.close()
+        for ending in [*servers, *watchdogs]:
+            ending.wait()
+    raise ValueError("a server ended by itself; its output above says why")
+
+
+if __name__ == "__main__":
+    app()

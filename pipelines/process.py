@@ -1,0 +1,68 @@
+"""Commands of which nothing is left running, however this process ends: by Ctrl-C, a cancellation, or kill -9."""
+
+import fcntl
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Waits until its standard input ends, as it does when whoever holds the other side closes it or dies, by kill -9 too.
+# Then it ends the target, with a harder signal every 10 seconds.
+WATCHDOG = """
+read -r _
+for signal in INT TERM KILL; do
+  kill -s $signal -- "$1" 2>/dev/null || exit 0
+  for _ in $(seq 100); do sleep 0.1; kill -s 0 -- "$1" 2>/dev/null || exit 0; done
+done
+"""
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, for commands of this virtual environment, activated or not, whose output is read at once."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a watchdog that ends `target` as soon as its standard input is closed or this process dies.
+
+    `target` is a process id, or minus a process group's id; the watchdog keeps the file descriptors `keep_open`.
+    """
+    command = ["sh", "-c", WATCHDOG, "watchdog", str(target)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keep_open)
+
+
+def run(command: Sequence[str], show: Callable[[str, bool], None], lock: Path) -> int:
+    """Run `command` to its end and return its exit code; `show(line, passing)` gets each line of its output.
+
+    A passing line ended with a carriage return: the next one takes its place, as progress bars do.
+    One command at a time runs under one `lock` file; others wait. However this function ends, the whole group has ended then;
+    where this process dies, soon after.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as lock_file:
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            show("another run is at work in this folder: waiting for it to end", False)
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        watchdog = watch(-process.pid, keep_open=[lock_file.fileno()])  # of a killed run, it holds the lock to the end
+        assert process.stdout and watchdog.stdin
+        try:
+            for line in io.TextIOWrapper(process.stdout, errors="replace", newline=""):
+                show(line.rstrip("\r\n"), line.endswith("\r"))
+            return process.wait()
+        finally:
+            watchdog.stdin.close()
+            process.wait()
+            watchdog.wait()

@@ -1,0 +1,68 @@
+"""The `tap` command, as a person at a terminal meets it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+
+COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "ui")
+
+
+def tap(*arguments: str) -> str:
+    """What a command prints. Raises what it raises."""
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_help_teaches_each_command_by_example() -> None:
+    overview = tap("--help")
+    assert set(COMMANDS) == set(get_command(app).commands)  # type: ignore[attr-defined]
+    for command in COMMANDS:
+        assert f"tap {command}" in overview
+        assert f"Example: tap {command}" in tap(command, "--help")
+
+
+def test_help_loads_nothing_slow() -> None:
+    code = "import sys, pipelines.cli; print(*{'torch', 'prefect', 'mlflow', 'matplotlib', 'gymnasium'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split() == []
+
+
+def test_a_mistake_gets_one_message(params_yaml_with: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(params_yaml_with("hopper-medium-replay").parent)
+    for command in ("validate", "promote"):
+        with pytest.raises(SystemExit, match=r"^error: params.yaml: datasets: 'hooper' is not listed"):
+            app([command, "hooper"])
+    with pytest.raises(SystemExit, match=r"^error: params.yaml: datasets: 'hooper' is not listed"):
+        app(["run", "--dataset", "hooper"])
+    with pytest.raises(SystemExit, match=r"^error: .*hopper-medium-replay-0.json does not exist"):
+        app(["promote", "hopper-medium-replay"])
+
+
+def test_datasets_come_with_their_facts() -> None:
+    line = next(line for line in tap("datasets").splitlines() if "door-human-v0" in line)
+    assert line.split() == ["door-human-v0", "d4rl", "AdroitHandDoor-v1", "200", "-56.5", "2880.6"]
+
+
+def test_validate_describes_a_file(params_yaml_with: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = {"path": "mine.hdf5", "max_episode_steps": 100}
+    folder = params_yaml_with(datasets={"mine": {"fetch": fetch}}).parent
+    monkeypatch.chdir(folder)
+    rng, rows = np.random.default_rng(0), 30
+    with h5py.File("mine.hdf5", "w") as file:
+        file["observations"] = rng.normal(size=(rows, 4))
+        file["actions"] = np.full((rows, 2), 3.0)
+        file["rewards"] = np.ones(rows)
+        file["terminals"] = np.arange(rows) % 10 == 9
+    text = " ".join(tap("validate", "mine").split())
+    for fact in ("transitions 30", "episodes 3", "return mean 10, min 10, max 10", "constant action dims 0, 1"):
+        assert fact in text
+    assert "note: 30 of 30 actions reach outside [-1, 1]" in text

@@ -1,0 +1,250 @@
+"""The flow on a small project: the real dvc and Prefect, with stages that only write down that they ran."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.settings import PREFECT_API_URL
+from prefect.testing.utilities import prefect_test_harness
+
+from pipelines import flow, process
+from pipelines.flow import Instance
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
+
+PARAMS = """
+scale: cpu
+seeds: [0, 1]
+datasets: {a: {}, b-c: {}}
+ablations: {no-search: {evaluate: {}}}
+fetch: {}
+train_vqvae: {}
+train_prior: {}
+evaluate: {}
+scales: {}
+"""
+# Files `fail` and `sleep` name the stage that shall do so.
+STAGE = """
+import json, os, sys, time
+from pathlib import Path
+
+name, out = sys.argv[1], Path(sys.argv[2])
+with open("ran.txt", "a") as file:
+    print(name, file=file)
+print("this is", name)
+for percent in (10, 50, 100):
+    print(f"\\r{percent}%", end="", file=sys.stderr)
+print(file=sys.stderr)
+if Path("sleep").exists() and Path("sleep").read_text() == name:
+    Path("pid").write_text(str(os.getpid()))
+    time.sleep(100)
+if Path("fail").exists() and Path("fail").read_text() == name:
+    sys.exit("no more memory")
+out.parent.mkdir(parents=True, exist_ok=True)
+dataset, _, key = name.partition("@")[2].partition("-")
+if out.suffix == ".json":
+    seed, _, ablation = key.partition("-")
+    out.write_text(json.dumps({
+        "dataset": dataset, "source": "file", "digest": "", "scale": "cpu", "environment": "Hopper-v4", "versions": {},
+        "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "returns": [1, 2],
+        "normalized_score": 30 if ablation else 50, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
+        "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20}, "planner": {}, "runs": {}, "git_commit": None,
+        "behaviour": {"mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
+                      "last_tenth_normalized_score": 1},
+        **({"ablation": ablation} if ablation else {}),
+    }))
+else:
+    out.write_text(name)
+"""
+DVC = """
+stages:
+  fetch:
+    matrix: {dataset: "${datasets}"}
+    cmd: python stage.py fetch@${item.dataset} data/raw/${item.dataset}
+    outs: ["data/raw/${item.dataset}"]
+  train_vqvae:
+    matrix: &each {dataset: "${datasets}", seed: "${seeds}"}
+    cmd: python stage.py train_vqvae@${item.dataset}-${item.seed} data/vqvae/${item.dataset}-${item.seed}
+    deps: ["data/raw/${item.dataset}", "seeds/${item.seed}"]
+    outs: ["data/vqvae/${item.dataset}-${item.seed}"]
+  train_prior:
+    matrix: *each
+    cmd: python stage.py train_prior@${item.dataset}-${item.seed} data/prior/${item.dataset}-${item.seed}
+    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
+    outs: ["data/prior/${item.dataset}-${item.seed}"]
+  evaluate:
+    matrix: *each
+    cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
+    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+  ablations:
+    matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablations}"}
+    cmd: >-
+      python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
+      data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
+    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
+  report:
+    cmd: python stage.py report data/report
+    deps: [data/metrics]
+    outs: [data/report]
+"""
+CHAIN = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0", "ablations@a-0-no-search", "report"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a project with datasets a and b-c, seeds 0 and 1, one ablation."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    files = {"params.yaml": PARAMS, "stage.py": STAGE, "dvc.yaml": DVC, "seeds/0": "0", "seeds/1": "1"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache"))
+    shutil.copy(ROOT / "prefect.toml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def prefect_server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+def ran(project: Path) -> list[str]:
+    """The stages that ran since the last call, in order."""
+    log = project / "ran.txt"
+    names = log.read_text().split() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return names
+
+
+def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
+    """`tap run --dataset a --seed 0 --no-promote` in another process, at the moment when its second stage sleeps."""
+    (project / "sleep").write_text("train_vqvae@a-0")
+    code = "from pipelines import flow; flow.run(['a'], [0], promote=False)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=project, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until((project / "pid").exists, 120)
+    return running
+
+
+def wait_until(condition: object, seconds: float) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_instances_run_after_what_they_build_on(project: Path) -> None:
+    every = flow.instances(None, None)
+    assert len(every) == len(set(every)) == 2 * (1 + 2 * 4) + 1
+    assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
+    assert Instance("evaluate", "a", 0).builds_on(Instance("fetch", "a"))
+    assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))
+
+
+def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
+    with pytest.raises(ValueError, match=r"params.yaml: datasets: 'd' is not listed.*a, b-c"):
+        flow.instances(["a", "d"], None)
+    with pytest.raises(ValueError, match=r"params.yaml: seeds: 7 is not listed"):
+        flow.instances(None, [7])
+
+
+def test_flow_runs_what_is_stale_and_shows_its_output(
+    project: Path, prefect_server: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow.run(["a"], [0], promote=False)
+    assert ran(project) == CHAIN
+    lines = [record.message for record in caplog.records]
+    assert "this is train_prior@a-0" in lines and "100%" in lines
+    assert "10%" not in lines  # a log gets one line of a quick progress bar
+    assert not any("git add" in line for line in lines)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| a "))
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        *("a", "50.0 ± 1.0", "30.0 ± 1.0", "25.0", "12 ms", "1 seed \N{MULTIPLICATION SIGN} 2 episodes, ± over episodes")
+    ]
+
+    flow.run(["a"], [0], promote=False)
+    assert ran(project) == []
+    assert "All 6 stages are up to date" in capsys.readouterr().out
+
+    (project / "fail").write_text("train_prior@a-1")
+    with pytest.raises(ValueError, match=r"stage train_prior@a-1 failed.*dvc repro --single-item train_prior@a-1"):
+        flow.run(["a"], None, promote=False)
+    assert ran(project) == ["train_vqvae@a-1", "train_prior@a-1"]
+    assert "no more memory" in [record.message for record in caplog.records]
+
+    (project / "seeds/0").write_text("changed")
+    chosen = flow.instances(["a"], [0])
+    assert {str(instance) for instance in flow.stale(chosen)} == set(CHAIN[1:])
+
+
+def test_ctrl_c_ends_the_flow_and_its_stage(project: Path) -> None:
+    running = start(project, None)
+    family = psutil.Process(running.pid).children(recursive=True)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server as well
+    _, errors = running.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in errors and b"Finished in state Crashed" in errors
+    wait_until(lambda: all(map(gone, family)), 5)
+
+
+def test_sigterm_ends_the_flow_and_its_stage(project: Path, prefect_server: None) -> None:
+    running = start(project, PREFECT_API_URL.value())
+    stage = psutil.Process(int((project / "pid").read_text()))
+    running.terminate()
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == -signal.SIGTERM and b"Finished in state Crashed" in errors
+    assert gone(stage)
+
+
+def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
+    running = start(project, None)
+    family = psutil.Process(running.pid).children(recursive=True)
+    names = [" ".join(member.cmdline()) for member in family]
+    assert any("uvicorn" in name for name in names) and any("stage.py train_vqvae" in name for name in names)
+    running.kill()
+    running.communicate()
+    (project / "sleep").unlink()
+    # Another process with the id of the killed dvc, in DVC's eyes still at work.
+    lock = {"pid": os.getpid(), "cmd": "dvc repro"}
+    (project / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(project / "data/vqvae/a-0"): lock}}))
+    assert flow.dvc("repro", "--single-item", "train_vqvae@a-0", show=lambda line, _: print(line)) == 0
+    wait_until(lambda: all(map(gone, family)), 30)
+
+
+def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
+    lines: list[tuple[str, bool]] = []
+
+    def show(line: str, passing: bool) -> None:
+        lines.append((line, passing))
+        if line == "locked":
+            other.append(subprocess.Popen([sys.executable, "-c", second], cwd=ROOT, stdout=subprocess.PIPE))
+            time.sleep(1)
+
+    other: list[subprocess.Popen[bytes]] = []
+    lock = tmp_path / "lock"
+    second = f"from pipelines.process import run, Path; run(['echo', 'second'], print, Path({str(lock)!r}))"
+    command = r"echo locked; printf '1%%\r2%%\r'; printf '3%%\n' >&2; sleep 1; exit 3"
+    assert process.run(["sh", "-c", command], show, lock) == 3
+    assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
+    output = other[0].communicate(timeout=10)[0].decode().splitlines()
+    assert output == ["another run is at work in this folder: waiting for it to end False", "second False"]

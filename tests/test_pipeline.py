@@ -1,0 +1,190 @@
+"""The stages joined: a tiny `dvc repro` in a copy of the project, and what dvc.yaml says against what the modules import."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grimp
+import h5py
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, tiny_tree
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+EPISODE_LENGTHS = [25, 3, 40, 12, 60, 8, 31, 22, 17, 45, 5, 30]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_name_every_module_that_the_stage_imports(stage: str) -> None:
+    graph = grimp.build_graph("tap", "pipelines")
+    module = f"pipelines.{stage}"
+    imported = {module} | graph.find_upstream_modules(module) - {"tap", "pipelines"}
+    files = {f"{name.replace('.', '/')}.py" for name in imported}
+    deps = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
+    assert deps == files
+
+
+def run(folder: Path, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(folder),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+    }
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | settings | environment, capture_output=True, text=True, timeout=300
+    )
+    assert not check or result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project at tiny scale, with a dataset of its own: a random policy on Hopper, in D4RL's layout."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("tap", "pipelines", "data/bundled", ".dvc/config", ".gitignore", "dvc.yaml", "pyproject.toml"):
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    (folder / "params.yaml").write_text(yaml.safe_dump(tiny_params_file()))
+    write_dataset(folder / "my-hopper.hdf5")
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "tiny")
+    return folder
+
+
+def tiny_params_file() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    facts = {"environment": "Hopper-v4", "max_episode_steps": 100, "reference_min_score": 0.0, "reference_max_score": 100.0}
+    fetch = {"source": "file", "path": "my-hopper.hdf5"} | facts
+    return content | {"datasets": {"my-hopper": {"fetch": fetch} | tiny_tree()}, "seeds": [3]}
+
+
+def write_dataset(path: Path) -> None:
+    rng, rows = np.random.default_rng(0), sum(EPISODE_LENGTHS)
+    terminals = np.zeros(rows, bool)
+    terminals[np.cumsum(EPISODE_LENGTHS) - 1] = True
+    with h5py.File(path, "w") as file:
+        file["observations"] = rng.normal(size=(rows, 11))
+        file["actions"] = rng.uniform(-1, 1, (rows, 3))
+        file["rewards"] = rng.normal(1, 0.1, rows)
+        file["terminals"] = terminals
+        file["timeouts"] = np.zeros(rows, bool)
+
+
+def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
+    """All metrics of a stage by file name, less what is of this machine's speed or names a run."""
+    found = {}
+    for file in sorted((folder / "data/metrics" / stage).glob("*.json")):
+        content = json.loads(file.read_text())
+        found[file.name] = {key: value for key, value in content.items() if key not in ("latency_ms", "runs")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def reproduced(project: Path) -> Path:
+    run(project, "dvc", "repro")
+    return project
+
+
+def test_repro_makes_every_stages_results(reproduced: Path) -> None:
+    assert list(metrics(reproduced)) == ["my-hopper-3.json"]
+    result = metrics(reproduced)["my-hopper-3.json"]
+    wanted = {
+        "normalized_score",
+        "returns",
+        "episodes",
+        "dataset",
+        "source",
+        "environment",
+        "versions",
+        "seed",
+        "behaviour",
+        "digest",
+    }
+    assert wanted <= set(result)
+    assert (result["seed"], result["source"], result["dataset"], result["environment"]) == (3, "file", "my-hopper", "Hopper-v4")
+    assert result["normalized_score"] == pytest.approx(np.mean(result["returns"]))  # reference scores 0 and 100
+    assert result["behaviour"]["mean_return"] == pytest.approx(sum(EPISODE_LENGTHS) / len(EPISODE_LENGTHS), rel=0.05)
+    assert list(metrics(reproduced, "ablations")) == ["my-hopper-3-no-search.json"]
+    assert "my-hopper" in (reproduced / "data/report/index.html").read_text()
+
+
+def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
+    commit = run(reproduced, "git", "rev-parse", "HEAD").stdout.strip()
+    for folder in ("vqvae", "prior"):
+        lineage = json.loads((reproduced / f"data/{folder}/my-hopper-3/run.json").read_text())
+        assert lineage["git_commit"] == commit
+        assert lineage["dataset_digest"] == metrics(reproduced)["my-hopper-3.json"]["digest"]
+
+
+def test_a_second_repro_does_nothing(reproduced: Path) -> None:
+    assert "Data and pipelines are up to date." in run(reproduced, "dvc", "repro").stdout
+
+
+def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
+    text = (reproduced / "params.yaml").read_text()
+    content = yaml.safe_load(text)
+    content["evaluate"]["planner"]["likelihood_weight"] = 1.0
+    (reproduced / "params.yaml").write_text(yaml.safe_dump(content))
+    stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
+    (reproduced / "params.yaml").write_text(text)
+    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations"}
+    assert before == {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
+
+
+def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
+    script = (
+        "import mlflow, json; client = mlflow.MlflowClient();"
+        "print(json.dumps([v.tags for v in client.search_model_versions(\"name = 'tap-my-hopper'\")]))"
+    )
+    (tags,) = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    assert tags["seed"] == "3"
+    assert json.loads(tags["returns"]) == metrics(reproduced)["my-hopper-3.json"]["returns"]
+
+
+def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:
+    """The models are trained again from nothing; kill -9 strikes when the first checkpoint has appeared."""
+    expected = [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")]
+    shutil.rmtree(reproduced / ".checkpoints")
+    for stage in ("train_vqvae", "train_prior"):
+        module = f"pipelines.{stage}"
+        environment = os.environ | {"PYTHONPATH": str(reproduced), "OMP_NUM_THREADS": "1"}
+        environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{reproduced}/mlflow.db"
+        process = subprocess.Popen([sys.executable, "-m", module, "my-hopper", "3"], cwd=reproduced, env=environment)
+        while not list((reproduced / ".checkpoints").glob(f"{stage}-*/checkpoint.pt")):
+            assert process.poll() is None, "the stage ended before its first checkpoint was seen"
+        process.kill()
+        process.wait()
+        run(reproduced, "dvc", "repro", "-f", "-s", f"{stage}@my-hopper-3")
+    run(reproduced, "dvc", "repro", "-f", "-s", "evaluate@my-hopper-3")
+    assert [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": "papper"}, "scale"),
+        ({"train_vqvae": {"latent_stepp": 3}}, "latent_stepp: unknown key"),
+        ({"datasets": {"hopper-medum-v2": {}}}, "hopper-medium-v2"),
+    ],
+)
+def test_mistakes_in_params_stop_the_stage_with_one_message(project: Path, change: dict[str, Any], message: str) -> None:
+    text = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change))
+    dataset = next(iter(change.get("datasets", {"my-hopper": {}})))
+    result = run(project, sys.executable, "-m", "pipelines.fetch", dataset, check=False)
+    (project / "params.yaml").write_text(text)
+    assert result.returncode == 1
+    assert message in result.stderr and "Traceback" not in result.stderr

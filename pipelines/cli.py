@@ -2,9 +2,9 @@
 
 import math
 import os
-import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,16 +99,9 @@ def validate(dataset: Dataset) -> None:
 
     Example: `tap validate hopper-medium-replay`
     """
-    from pipelines.fetch import check_environment
-    from tap.datasets import load_episodes, lookup
-    from tap.download import obtain
-    from tap.settings import Runtime, load_params
+    from pipelines.fetch import validate as validate_dataset
 
-    fetch = load_params(PARAMS, dataset).fetch
-    info = lookup(dataset, fetch)
-    file = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
-    episodes, report = load_episodes(file, info, fetch)
-    check_environment(info, episodes)
+    _, report = validate_dataset(dataset)
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]
@@ -196,28 +189,16 @@ def ui() -> None:
     from tap.settings import Runtime
 
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # halves its start
-    tracking_uri, commands = Runtime().tracking_uri, [["prefect", "server", "start"]]
+    tracking_uri, commands = Runtime().tracking_uri, [["prefect", "--no-prompt", "server", "start"]]
     if tracking_uri.startswith("http"):
         print(f"MLflow: {tracking_uri}")
     else:
         commands.append(["mlflow", "ui", "--workers", "1", "--backend-store-uri", tracking_uri])
-    servers = [
-        subprocess.Popen([sys.executable, "-m", *command], env=process.environment(), start_new_session=True)
-        for command in commands
-    ]
-    watchdogs = [process.watch(-server.pid) for server in servers]
-    try:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        servers = [stack.enter_context(process.running([sys.executable, "-m", *command])) for command in commands]
         while all(server.poll() is None for server in servers):
             time.sleep(0.5)
-    except KeyboardInterrupt:
-        return
-    finally:
-        for watchdog in watchdogs:
-            assert watchdog.stdin
-            watchdog.stdin.close()
-        for ending in [*servers, *watchdogs]:
-            ending.wait()
-    raise ValueError("a server ended by itself; its output above says why")
+        raise ValueError("a server ended by itself; its output above says why")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Example: python -m pipelines.fetch hopper-medium-replay
 """
 
 from pathlib import Path
+from typing import Any
 
 from pipelines.stage import main
 from tap.datasets import DatasetInfo, Episodes, load_episodes, lookup
@@ -14,21 +15,27 @@ from tap.settings import Runtime, load_params
 
 
 def run(dataset: str) -> None:
-    params = load_params(Path("params.yaml"), dataset)
-    info = lookup(dataset, params.fetch)
-    source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
-    episodes, validation = load_episodes(source, info, params.fetch)
-    check_environment(info, episodes)
+    source, validation = validate(dataset)
     folder = Path("data/raw") / dataset
     copy_atomically(source, folder / "dataset.hdf5")
     write_json(folder / "validation.json", validation)
     length, mean = validation["length"], validation["return"]["mean"]
     print(
         f"{dataset}: {validation['transitions']} transitions in {validation['episodes']} episodes of {length['min']} to "
-        f"{length['max']} steps, mean return {mean:.1f}, from {info.source} {validation['origin']}"
+        f"{length['max']} steps, mean return {mean:.1f}, from {validation['source']} {validation['origin']}"
     )
     for warning in validation["warnings"]:
         print(f"{dataset}: note: {warning}")
+
+
+def validate(dataset: str) -> tuple[Path, dict[str, Any]]:
+    """Get a dataset's file and read it as training does: where it lies, and its validation report. Raises ValueError."""
+    fetch = load_params(Path("params.yaml"), dataset).fetch
+    info = lookup(dataset, fetch)
+    source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
+    episodes, validation = load_episodes(source, info, fetch)
+    check_environment(info, episodes)
+    return source, validation
 
 
 def check_environment(info: DatasetInfo, episodes: Episodes) -> None:

@@ -5,8 +5,10 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 # Waits until its standard input ends, as it does when whoever holds the other side closes it or dies, by kill -9 too.
 # Then it ends the target, with a harder signal every 10 seconds.
@@ -19,12 +21,6 @@ done
 """
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, for commands of this virtual environment, activated or not, whose output is read at once."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-
-
 def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a watchdog that ends `target` as soon as its standard input is closed or this process dies.
 
@@ -34,35 +30,38 @@ def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keep_open)
 
 
+@contextmanager
+def running(command: Sequence[str], keep_open: Sequence[int] = (), **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which has ended when the context has; where this process dies, soon after."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    # Commands of this virtual environment are found, activated or not; into a pipe, Python does not hold its lines back.
+    environment = os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+    watchdog = watch(-process.pid, keep_open)
+    try:
+        yield process
+    finally:
+        assert watchdog.stdin
+        watchdog.stdin.close()
+        process.wait()
+        watchdog.wait()
+
+
 def run(command: Sequence[str], show: Callable[[str, bool], None], lock: Path) -> int:
     """Run `command` to its end and return its exit code; `show(line, passing)` gets each line of its output.
 
     A passing line ended with a carriage return: the next one takes its place, as progress bars do.
-    One command at a time runs under one `lock` file; others wait. However this function ends, the whole group has ended then;
-    where this process dies, soon after.
+    One command at a time runs under one `lock` file; others wait. Of a killed run, the watchdog holds the lock to the end.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as lock_file:
+    with lock.open("w") as file:
         try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             show("another run is at work in this folder: waiting for it to end", False)
-            fcntl.flock(lock_file, fcntl.LOCK_EX)
-        process = subprocess.Popen(
-            command,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        watchdog = watch(-process.pid, keep_open=[lock_file.fileno()])  # of a killed run, it holds the lock to the end
-        assert process.stdout and watchdog.stdin
-        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with running(command, [file.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            assert process.stdout
             for line in io.TextIOWrapper(process.stdout, errors="replace", newline=""):
                 show(line.rstrip("\r\n"), line.endswith("\r"))
             return process.wait()
-        finally:
-            watchdog.stdin.close()
-            process.wait()
-            watchdog.wait()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -142,8 +142,7 @@ def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
     return running
 
 
-def wait_until(condition: object, seconds: float) -> None:
-    assert callable(condition)
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

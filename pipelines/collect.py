@@ -58,8 +58,9 @@ def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_
     agent = SAC("MlpPolicy", Monitor(gymnasium.make(environment)), seed=seed, buffer_size=at_most, **SAC_OPTIONS)
     agent.learn(at_most, callback=UntilMedium(medium_return, at_least))
 
-    buffer, rows = agent.replay_buffer, agent.num_timesteps
+    buffer = agent.replay_buffer
     assert buffer is not None
+    rows = buffer.size()  # less the step at which the callback stopped training
     columns = {
         "observations": buffer.observations[:rows, 0].astype(np.float32),
         "actions": buffer.actions[:rows, 0].astype(np.float32),

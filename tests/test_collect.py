@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -31,8 +32,11 @@ def test_what_is_collected_loads_as_episodes_and_repeats_exactly(tmp_path: Path)
 
 
 def test_collection_stops_once_the_policy_is_medium(tmp_path: Path) -> None:
-    provenance = collect(tmp_path / "a.hdf5", environment="Hopper-v4", at_least=10, at_most=2000, medium_return=-1e9, seed=0)
-    assert provenance["finished_episodes"] == 20
+    path = tmp_path / "a.hdf5"
+    provenance = collect(path, environment="Hopper-v4", at_least=10, at_most=2000, medium_return=-1e9, seed=0)
+    assert provenance["finished_episodes"] == 19  # the last step of the twentieth stops training, and is not stored
+    with h5py.File(path) as file:
+        assert (np.abs(file["observations"][:]).sum(axis=1) > 0).all()
 
 
 def test_the_bundled_dataset_is_what_its_provenance_says() -> None:
@@ -43,4 +47,5 @@ def test_the_bundled_dataset_is_what_its_provenance_says() -> None:
     assert report["transitions"] == provenance["transitions"] >= 60_000
     finished = episodes.returns[: provenance["finished_episodes"]]
     assert finished.mean() == pytest.approx(provenance["return"]["mean"], rel=1e-5)
+    assert (np.abs(episodes.observations).sum(axis=1) > 0).all()
     assert report["boundaries"]["terminals"] > 0 and provenance["source"] == "bundled"

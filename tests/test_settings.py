@@ -28,14 +28,14 @@ def test_paper_scale_is_the_papers_table(params_yaml_with: Callable[..., Path]) 
             (vqvae.transformer.layers, vqvae.transformer.width, vqvae.transformer.heads),
             (p.train_prior.transformer.layers, p.train_prior.transformer.width),
             (vqvae.codebook.size, vqvae.codebook.dim),
-            (planner.beam_width, planner.expansion_factor, planner.horizon),
+            (planner.beam_width, planner.expansion_factor, planner.horizon, planner.likelihood_threshold),
             (vqvae.fit.updates, vqvae.fit.batch_size, vqvae.fit.learning_rate),
         )
 
     long, short = (97700, 512, 2e-4), (19500, 512, 2e-4)
-    assert table("ant-medium-v2") == ((24, 0.99, -100.0), (4, 512, 4), (4, 512), (512, 512), (64, 4, 15), long)
-    assert table("antmaze-medium-diverse-v0") == ((15, 0.998, None), (4, 512, 4), (4, 512), (8192, 512), (2, 4, 15), long)
-    assert table("door-human-v0") == ((24, 0.99, None), (3, 256, 4), (3, 256), (512, 512), (256, 4, 24), short)
+    assert table("ant-medium-v2") == ((24, 0.99, -100.0), (4, 512, 4), (4, 512), (512, 512), (64, 4, 15, 0.05), long)
+    assert table("antmaze-medium-diverse-v0") == ((15, 0.998, None), (4, 512, 4), (4, 512), (8192, 512), (2, 4, 15, 0.05), long)
+    assert table("door-human-v0") == ((24, 0.99, None), (3, 256, 4), (3, 256), (512, 512), (256, 4, 24, 0.05), short)
 
 
 def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) -> None:
@@ -64,11 +64,11 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             r"datasets.hopper-a.train_vqvae.fit.updates: .*integer.* \(is 'many'\)",
         ),
         ({"train_vqvae": {"fit": 3}}, "datasets.hopper-a.train_vqvae.fit: fit is a section, not a value"),
-        ({"train_vqvae": {"latent_step": 4}}, "train_vqvae: windows.length 15 is no multiple of latent_step 4"),
+        ({"train_vqvae": {"latent_step": 4}}, "train_vqvae: windows.length 9 is no multiple of latent_step 4"),
         ({"evaluate": {"planner": {"horizon": 7}}}, "evaluate.planner.horizon 7 is no multiple of train_vqvae.latent_step 3"),
         (
             {"evaluate": {"planner": {"horizon": 18}}},
-            "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 15",
+            "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 9",
         ),
         ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is no multiple of heads 5"),
         (

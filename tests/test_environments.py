@@ -289,5 +289,5 @@ def test_environments_that_do_not_fit_are_explained(info, message):
 
 def test_missing_robotics_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
-    with pytest.raises(ValueError, match=r"pip install tap-planner\[robotics\]"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[robotics\]'"):
         make_environment(dataset("door"))

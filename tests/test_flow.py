@@ -201,7 +201,7 @@ def test_ctrl_c_ends_the_flow_and_its_stage(project: Path) -> None:
     running = start(project, None)
     family = psutil.Process(running.pid).children(recursive=True)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server as well
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=60)
     assert b"KeyboardInterrupt" in errors and b"Finished in state Crashed" in errors
     wait_until(lambda: all(map(gone, family)), 5)
 
@@ -210,7 +210,7 @@ def test_sigterm_ends_the_flow_and_its_stage(project: Path, prefect_server: None
     running = start(project, PREFECT_API_URL.value())
     stage = psutil.Process(int((project / "pid").read_text()))
     running.terminate()
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=60)
     assert running.returncode == -signal.SIGTERM and b"Finished in state Crashed" in errors
     assert gone(stage)
 

@@ -135,6 +135,8 @@ def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
     code = "from pipelines import flow; flow.run(['a'], [0], promote=False)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
+    # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {code}"
     running = subprocess.Popen(
         [sys.executable, "-c", code], cwd=project, env=environment, stderr=subprocess.PIPE, start_new_session=True
     )

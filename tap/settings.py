@@ -13,10 +13,10 @@ A key of STAGE may not appear under scales: a changed value must never be silent
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -254,8 +254,11 @@ def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablatio
     scale = scale or file.scale
     suite = ((file.datasets[dataset] or {}).get("fetch") or {}).get("suite") or suite_of(dataset)
     layers: list[tuple[Key, Mapping[str, Any]]] = [((), file.stages)]
-    _check_stages(file.scales.get(scale, {}), path, f"scales.{scale}")
-    _check_stages(file.datasets[dataset] or {}, path, f"datasets.{dataset}")
+    _check_names(file.datasets[dataset] or {}, STAGES, path, f"datasets.{dataset}", "stage")
+    for listed, stages in file.scales.items():
+        _check_names(stages, STAGES, path, f"scales.{listed}", "stage")
+        for stage, suites in stages.items():
+            _check_names(suites, ("all", *get_args(Suite)), path, f"scales.{listed}.{stage}", "suite")
     for stage, suites in file.scales.get(scale, {}).items():
         for name in ("all", suite):
             layers.append((("scales", scale, stage, name), {stage: suites.get(name) or {}}))
@@ -281,10 +284,10 @@ def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablatio
         raise ValueError(_explain(error, path, Params, origins)) from None
 
 
-def _check_stages(layer: Mapping[str, Any], path: Path, where: str) -> None:
-    for stage in layer:
-        if stage not in STAGES:
-            raise ValueError(f"{path}: {where}.{stage}: unknown stage{_did_you_mean(stage, STAGES)}")
+def _check_names(layer: Mapping[str, Any], known: Sequence[str], path: Path, where: str, kind: str) -> None:
+    for name in layer:
+        if name not in known:
+            raise ValueError(f"{path}: {where}.{name}: unknown {kind}{_did_you_mean(name, known)}")
 
 
 def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:

@@ -1,5 +1,8 @@
 """The VQ-VAE, the prior and the Transformer they share."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional
@@ -130,9 +133,14 @@ def test_every_parameter_moves_after_one_update(tiny_params: Params) -> None:
     [("hopper-medium-replay", 11, 3, 25.8, 13.1), ("door-human-v0", 39, 28, 5.1, 2.6)],
 )
 def test_paper_scale_has_the_published_models_size(
-    dataset: str, observation_dim: int, action_dim: int, vqvae_millions: float, prior_millions: float, params_yaml_with: object
+    dataset: str,
+    observation_dim: int,
+    action_dim: int,
+    vqvae_millions: float,
+    prior_millions: float,
+    params_yaml_with: Callable[..., Path],
 ) -> None:
-    params = load_params(params_yaml_with(dataset), dataset, scale="paper")  # type: ignore[operator]
+    params = load_params(params_yaml_with(dataset), dataset, scale="paper")
     vqvae = VQVAE(params.train_vqvae, Layout(observation_dim, action_dim))
     prior = Prior(params.train_prior, params.train_vqvae, observation_dim)
     size = sum(p.numel() for p in vqvae.parameters()) / 1e6

@@ -97,6 +97,9 @@ def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) ->
     scales = {"cpu": {"train_vqvea": {"all": {}}}}
     with pytest.raises(ValueError, match=r"scales.cpu.train_vqvea: unknown stage; did you mean 'train_vqvae'"):
         load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
+    scales = {"paper": {"train_vqvae": {"locomtion": {}}}}  # a suite, and at the scale that is not chosen
+    with pytest.raises(ValueError, match=r"scales.paper.train_vqvae.locomtion: unknown suite; did you mean 'locomotion'"):
+        load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
 
 
 def test_a_value_set_twice_is_refused(params_yaml_with: Callable[..., Path]) -> None:

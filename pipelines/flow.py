@@ -173,7 +173,7 @@ def pipeline(datasets: list[str] | None = None, seeds: list[int] | None = None, 
 def conclude(chosen: Sequence[Instance], promote: bool) -> str:
     """Promote each dataset's best policy if asked, and tell all results in Markdown. The instances must be up to date."""
     from pipelines import promote as promotion  # loads MLflow
-    from tap.report import load_results, table_rows
+    from tap.results import load_results, table_rows
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
     rows = table_rows([result for result in load_results(METRICS) if (result.dataset, result.seed) in runs])

@@ -10,21 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tap.report import (
-    Result,
-    codebook_figure,
-    load_results,
-    loss_figure,
-    mean_and_standard_error,
-    paper_scores,
-    pictures,
-    plan_figure,
-    read_curves,
-    returns_figure,
-    score_figure,
-    table_rows,
-    write_report,
-)
+from tap.figures import codebook_figure, loss_figure, plan_figure, read_curves, returns_figure, score_figure
+from tap.report import pictures, write_report
+from tap.results import Result, load_results, mean_and_standard_error, paper_scores, table_rows
 
 PAPER_TAP = "87.3 ± 2.3"  # hopper-medium-replay-v2
 

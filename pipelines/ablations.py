@@ -1,4 +1,4 @@
-"""Stage ablations: the same trained policy with another planner, as params.yaml's `ablations` name them.
+"""Stage ablations: a trained policy with another planner, or another model's, as params.yaml's `ablations` name them.
 
 Example: python -m pipelines.ablations hopper-medium-replay 0 no-search
 """
@@ -8,7 +8,7 @@ from pipelines.stage import main
 
 
 def run(dataset: str, seed: int, ablation: str) -> None:
-    evaluate(dataset, seed, "ablations", f"{dataset}-{seed}-{ablation}", ablation)
+    evaluate("ablations", dataset, seed, ablation)
 
 
 if __name__ == "__main__":

@@ -12,27 +12,30 @@ from typing import Any
 import numpy as np
 
 from pipelines.stage import main
-from pipelines.train import output_folder
+from pipelines.train import instance_key, output_folder
 from tap import tracking
 from tap.datasets import DatasetInfo, Episodes, load_episodes, lookup
 from tap.environments import make_environment, normalized_score, versions
 from tap.evaluation import rollout, summarize
 from tap.files import read_json, write_json
 from tap.policy import Policy
-from tap.settings import Runtime, load_params
+from tap.settings import Runtime, load_params, read_params_file
 from tap.training import choose_device
 
 
 def run(dataset: str, seed: int) -> None:
-    evaluate(dataset, seed, "evaluate", f"{dataset}-{seed}")
+    evaluate("evaluate", dataset, seed)
 
 
-def evaluate(dataset: str, seed: int, stage: str, name: str, ablation: str | None = None) -> None:
+def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -> None:
     """Roll the policy out, write its metrics, plots and run; without an ablation, also log and register it as a model."""
     params, runtime = load_params(Path("params.yaml"), dataset, ablation=ablation), Runtime()
+    name = instance_key(dataset, seed, ablation)
+    own_models = ablation is not None and read_params_file(Path("params.yaml")).ablations[ablation].trains
     info = lookup(dataset, params.fetch)
     episodes, validation = load_episodes(Path("data/raw") / dataset / "dataset.hdf5", info, params.fetch)
-    vqvae, prior = (output_folder(part, dataset, seed) for part in ("train_vqvae", "train_prior"))
+    models = name if own_models else instance_key(dataset, seed)
+    vqvae, prior = (output_folder(part, models) for part in ("train_vqvae", "train_prior"))
     policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
     runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
     facts = {
@@ -63,6 +66,7 @@ def evaluate(dataset: str, seed: int, stage: str, name: str, ablation: str | Non
             episodes=params.evaluate.episodes,
             environment_seed=params.evaluate.seed,
             planner_seed=seed,
+            plan_every=params.evaluate.plan_every,
         )
         summary = summarize(result, info)
         metrics = (
@@ -71,6 +75,8 @@ def evaluate(dataset: str, seed: int, stage: str, name: str, ablation: str | Non
             | {
                 "behaviour": behaviour(episodes, info),
                 "planner": params.evaluate.planner.model_dump(mode="json"),
+                "latent_step": policy.vqvae.params.latent_step,
+                "window_length": policy.vqvae.params.windows.length,
                 "runs": runs | {"evaluate": tracked.id},
                 "git_commit": tracking.git_state()[0],
             }

@@ -1,4 +1,4 @@
-"""The command line that all stages share: python -m pipelines.STAGE DATASET [SEED] [ABLATION]."""
+"""The command line that all stages share: python -m pipelines.STAGE [DATASET [SEED [ABLATION]]]."""
 
 import argparse
 import inspect
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def main(run: Callable[..., None], *arguments: str) -> None:
-    """Call `run` with the command line's arguments, named and typed (str or int) as its parameters are.
+    """Call `run` with the command line's arguments, named and typed (str or int) as its parameters are; defaults are optional.
 
     `arguments` stand for the command line where given. --help shows the docstring of run's module. A ValueError, which means a
     mistake in params or data, ends the process with its message alone and exit code 1.
@@ -16,7 +16,9 @@ def main(run: Callable[..., None], *arguments: str) -> None:
         description=inspect.getdoc(inspect.getmodule(run)), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
-        parser.add_argument(name, metavar=name.upper(), type=int if parameter.annotation is int else str)
+        optional = parameter.default is not parameter.empty
+        kind = int if parameter.annotation is int else str
+        parser.add_argument(name, metavar=name.upper(), type=kind, nargs="?" if optional else None)
     options = parser.parse_args(arguments or None)
     try:
         run(**vars(options))

@@ -26,7 +26,7 @@ class Job:
     """One training run of one stage: its inputs, and `fit`, which trains and writes everything but the weights."""
 
     stage: str
-    dataset: str
+    key: str
     seed: int
     params: Params
     training: Episodes
@@ -51,29 +51,34 @@ class Job:
             device=self.device,
             checkpoint=self.checkpoint,
             log=self.run.log_metrics,
-            description=f"{self.stage} {self.dataset} seed {self.seed}",
+            description=f"{self.stage} {self.key}",
         )
         if rank() > 0:
             return
-        name = f"{self.dataset}-{self.seed}"
         curves = [{"step": step} | {key: value for key, value in values.items() if key != SPEED} for step, values in history]
-        write_atomically(Path(f"data/plots/{self.stage}/{name}.csv"), _csv(curves))
+        write_atomically(Path(f"data/plots/{self.stage}/{self.key}.csv"), _csv(curves))
         parameters = sum(p.numel() for p in model.parameters())
-        write_json(Path(f"data/metrics/{self.stage}/{name}.json"), curves[-1] | {"parameters": parameters})
-        folder = output_folder(self.stage, self.dataset, self.seed)
+        write_json(Path(f"data/metrics/{self.stage}/{self.key}.json"), curves[-1] | {"parameters": parameters})
+        folder = output_folder(self.stage, self.key)
         save(folder)
         write_json(folder / "run.json", tracking.lineage(self.stage, self.run, self.digest))
 
 
-def output_folder(stage: str, dataset: str, seed: int) -> Path:
-    """Where a training stage writes its weights: data/vqvae/... and data/prior/..."""
-    return Path("data") / stage.removeprefix("train_") / f"{dataset}-{seed}"
+def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
+    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-ABLATION."""
+    return "-".join(str(part) for part in (dataset, seed, ablation) if part is not None)
+
+
+def output_folder(stage: str, key: str) -> Path:
+    """Where a training stage writes its weights: data/vqvae/KEY and data/prior/KEY."""
+    return Path("data") / stage.removeprefix("train_") / key
 
 
 @contextmanager
-def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
+def training_job(stage: str, dataset: str, seed: int, ablation: str | None) -> Iterator[Job]:
     """Everything a training stage needs, for the length of the context. Raises ValueError on faulty params or data."""
-    params, runtime = load_params(Path("params.yaml"), dataset), Runtime()
+    params, runtime = load_params(Path("params.yaml"), dataset, ablation=ablation), Runtime()
+    key = instance_key(dataset, seed, ablation)
     info = lookup(dataset, params.fetch)
     file = Path("data/raw") / dataset / "dataset.hdf5"
     episodes, validation = load_episodes(file, info, params.fetch)
@@ -90,12 +95,12 @@ def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
     if stage == "train_vqvae":
         del inputs["params"]["train_prior"]
     else:
-        inputs["vqvae"] = sha256(output_folder("train_vqvae", dataset, seed) / "vqvae.safetensors")
-    with process_group(), checkpoint_folder(runtime.checkpoints, f"{stage}-{dataset}-{seed}", inputs) as folder:
+        inputs["vqvae"] = sha256(output_folder("train_vqvae", key) / "vqvae.safetensors")
+    with process_group(), checkpoint_folder(runtime.checkpoints, f"{stage}-{key}", inputs) as folder:
         earlier = folder / "run.json"
         tracked = tracking.start_run(
             stage,
-            name=f"{stage} {dataset} seed {seed}",
+            name=f"{stage} {key}",
             params=inputs["params"],
             tags={
                 "dataset": dataset,
@@ -103,7 +108,8 @@ def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
                 "scale": params.scale,
                 "dataset_digest": digest,
                 "source": validation["source"],
-            },
+            }
+            | ({"ablation": ablation} if ablation else {}),
             tracking_uri=runtime.tracking_uri,
             resume=read_json(earlier)["run_id"] if earlier.exists() else None,
         )
@@ -112,7 +118,7 @@ def training_job(stage: str, dataset: str, seed: int) -> Iterator[Job]:
             if rank() == 0:
                 write_json(earlier, {"run_id": run.id})
                 run.log_json(validation, "validation.json")
-            yield Job(stage, dataset, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)
+            yield Job(stage, key, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

@@ -13,9 +13,9 @@ from tap.vqvae import load_vqvae
 from tap.windows import Windows
 
 
-def run(dataset: str, seed: int) -> None:
-    with training_job("train_prior", dataset, seed) as job:
-        vqvae, normalizer = load_vqvae(output_folder("train_vqvae", dataset, seed), job.device)
+def run(dataset: str, seed: int, ablation: str | None = None) -> None:
+    with training_job("train_prior", dataset, seed, ablation) as job:
+        vqvae, normalizer = load_vqvae(output_folder("train_vqvae", job.key), job.device)
         training = Windows(job.training, vqvae.params.windows, normalizer, job.device)
         held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device)
         torch.manual_seed(seed)

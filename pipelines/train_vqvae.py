@@ -12,8 +12,8 @@ from tap.vqvae import VQVAE, save_vqvae
 from tap.windows import Layout, Windows, fit_normalizer
 
 
-def run(dataset: str, seed: int) -> None:
-    with training_job("train_vqvae", dataset, seed) as job:
+def run(dataset: str, seed: int, ablation: str | None = None) -> None:
+    with training_job("train_vqvae", dataset, seed, ablation) as job:
         params = job.params.train_vqvae
         normalizer = fit_normalizer(job.training, params.windows)
         training = Windows(job.training, params.windows, normalizer, job.device)

@@ -72,6 +72,7 @@ class Rollout:
 
     environment_seed: int
     planner_seed: int
+    plan_every: int
     returns: np.ndarray  # (E,) undiscounted
     lengths: np.ndarray  # (E,) steps
     terminated: np.ndarray  # (E,) bool: the environment ended the episode, rather than its time limit
@@ -79,7 +80,7 @@ class Rollout:
     log_probabilities: np.ndarray  # (E,) of that plan under the prior
     state_prediction_errors: np.ndarray  # (E,) of that plan
     latencies: np.ndarray  # (LATENCY_DECISIONS,) seconds to plan for one state
-    batch_latencies: np.ndarray  # (steps,) seconds to plan for all running episodes
+    batch_latencies: np.ndarray  # (plans,) seconds to plan for all running episodes
     examples: tuple[Comparison, ...]  # at the first and at the middle state of episode 0
 
 
@@ -96,11 +97,12 @@ def rollout(
     episodes: int,
     environment_seed: int,
     planner_seed: int,
+    plan_every: int = 1,
     progress: bool = True,
 ) -> Rollout:
-    """Run `episodes` episodes in lockstep, re-planning at every step and executing the first action of each plan.
+    """Run `episodes` episodes in lockstep, planning every `plan_every` steps and executing that many actions of each plan.
 
-    One batched plan a step serves all running episodes. `make_env` gives environments of `make_environment`.
+    One batched plan serves all running episodes. `make_env` gives environments of `make_environment`.
     """
     with contextlib.ExitStack() as stack:
         envs = [stack.enter_context(contextlib.closing(make_env())) for _ in range(episodes)]
@@ -117,19 +119,24 @@ def rollout(
         first_plan: Plan | None = None
         plans_of_episode_0 = []
         batch_latencies = []
-        running = list(range(episodes))
+        actions_EHA: list[np.ndarray] = [np.empty(0)] * episodes
+        running, step = list(range(episodes)), 0
         with _Progress(episodes, limit, enabled=progress) as report:
             while running:
-                start = time.perf_counter()
-                plan = policy_like.plan(_batch([observations[i] for i in running]), [generators[i] for i in running])
-                batch_latencies.append(time.perf_counter() - start)
-                first_plan = first_plan or plan
-                if running[0] == 0:
-                    plans_of_episode_0.append(_row(plan, 0))
-                for row, i in enumerate(running):
-                    observations[i], reward, terminated[i], truncated[i], _ = envs[i].step(plan.actions[row, 0])
+                if step % plan_every == 0:
+                    start = time.perf_counter()
+                    plan = policy_like.plan(_batch([observations[i] for i in running]), [generators[i] for i in running])
+                    batch_latencies.append(time.perf_counter() - start)
+                    first_plan = first_plan or plan
+                    if running[0] == 0:
+                        plans_of_episode_0.append(_row(plan, 0))
+                    for row, i in enumerate(running):
+                        actions_EHA[i] = plan.actions[row, :plan_every]
+                for i in running:
+                    observations[i], reward, terminated[i], truncated[i], _ = envs[i].step(actions_EHA[i][step % plan_every])
                     returns[i] += float(reward)
                     lengths[i] += 1
+                step += 1
                 running = [i for i in running if not (terminated[i] or truncated[i])]
                 report(len(running), returns)
 
@@ -138,11 +145,12 @@ def rollout(
         comparisons = [
             _compare(f"first state of episode {i}", envs[i], starts[i], _row(first_plan, i)) for i in range(episodes)
         ]
-        halfway = replace(whole_episode, actions=whole_episode.actions[:middle])
-        example = _compare(f"step {middle} of episode 0", envs[0], halfway, plans_of_episode_0[middle])
+        halfway = replace(whole_episode, actions=whole_episode.actions[: middle * plan_every])
+        example = _compare(f"step {middle * plan_every} of episode 0", envs[0], halfway, plans_of_episode_0[middle])
     return Rollout(
         environment_seed=environment_seed,
         planner_seed=planner_seed,
+        plan_every=plan_every,
         returns=returns,
         lengths=lengths,
         terminated=terminated,
@@ -230,7 +238,7 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
         "environment_seed": result.environment_seed,
         "episodes": episodes,
         "protocol": f"{episodes} episodes, seeds {result.environment_seed}-{result.environment_seed + episodes - 1}, "
-        "re-planned every step, last checkpoint",
+        f"re-planned every {'step' if result.plan_every == 1 else f'{result.plan_every} steps'}, last checkpoint",
         "normalized_score": score,
         "normalized_score_standard_error": score_error,
         "return_mean": float(result.returns.mean()),

@@ -3,8 +3,8 @@
 Knows the models only by `VQVAE.decode` and the prior's log probabilities, steps no environment, reads no file. Plans for any
 number of states at once: each state draws from its own generator, so its plan does not depend on the others.
 
-Shapes: N states, W kept plans a state, C candidates a state, R = N * W rows, M codes, L latent step, H steps (= M * L),
-O observation, A action, X transition, K codebook size.
+Shapes: N states, W kept plans a state, C candidates a state, R rows (N * W or N * C), M codes, L latent step,
+H steps (= M * L), O observation, A action, X transition, K codebook size.
 """
 
 import math
@@ -24,7 +24,7 @@ from tap.windows import Normalizer
 
 @dataclass(frozen=True)
 class Plan:
-    """The best plan for each of N states, in the units of the environment."""
+    """A plan for each of N states, in the units of the environment."""
 
     observations: np.ndarray  # (N, H, O), the first is the model's own image of the given state
     actions: np.ndarray  # (N, H, A)
@@ -61,7 +61,26 @@ def draw(log_probs_RK: Tensor, noise_RS: Tensor) -> Tensor:
     return torch.searchsorted(cumulative_RK, target_RS, right=True).clamp(max=log_probs_RK.shape[-1] - 1)
 
 
-@torch.no_grad()
+def draw_distinct(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
+    """`count` different codes (R, count) drawn from the rows of `log_probs_RK` one after another, by Gumbel-top-k.
+
+    `noise_RK` is uniform in [0, 1). Kool et al. 2019: the largest of log p + Gumbel noise are a sample without replacement.
+    """
+    gumbel_RK = -(-noise_RK.clamp(min=torch.finfo(noise_RK.dtype).tiny).log()).log()
+    return (log_probs_RK + gumbel_RK).topk(count).indices
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """All plans that a search has scored at its last depth, all of a state's side by side: R = N * C rows."""
+
+    codes_RM: Tensor
+    steps: Decoded
+    log_probability_R: Tensor
+    value_R: Tensor
+    score_R: Tensor
+
+
 def plan(
     vqvae: VQVAE,
     prior: Prior,
@@ -70,7 +89,37 @@ def plan(
     observations_NO: Tensor,
     generators: Sequence[torch.Generator],
 ) -> Plan:
-    """Search from each raw state in `observations_NO`, drawing from its own generator (on the CPU)."""
+    """The best plan from each raw state in `observations_NO`, drawing from its own generator (on the CPU)."""
+    found = _search(vqvae, prior, normalizer, params, observations_NO, generators)
+    N = len(observations_NO)
+    best_NC = found.score_R.view(N, -1)
+    row_N = best_NC.argmax(dim=1) + best_NC.shape[1] * torch.arange(N, device=best_NC.device)
+    return _finish(vqvae, normalizer, found, row_N)
+
+
+def candidates(
+    vqvae: VQVAE,
+    prior: Prior,
+    normalizer: Normalizer,
+    params: Planner,
+    observations_NO: Tensor,
+    generators: Sequence[torch.Generator],
+) -> Plan:
+    """All C plans that the search scored at its last depth, from each state: a Plan whose arrays are (N, C, ...)."""
+    found = _search(vqvae, prior, normalizer, params, observations_NO, generators)
+    N, C = len(observations_NO), len(found.score_R) // len(observations_NO)
+    return _finish(vqvae, normalizer, found, torch.arange(N * C, device=found.score_R.device).view(N, C))
+
+
+@torch.no_grad()
+def _search(
+    vqvae: VQVAE,
+    prior: Prior,
+    normalizer: Normalizer,
+    params: Planner,
+    observations_NO: Tensor,
+    generators: Sequence[torch.Generator],
+) -> _Candidates:
     assert len(generators) == len(observations_NO)
     state_NO = normalizer.normalize(observations_NO, vqvae.layout.observation)
     search = beam_search if params.search == "beam" else sample
@@ -84,11 +133,10 @@ def beam_search(
     params: Planner,
     state_NO: Tensor,
     generators: Sequence[torch.Generator],
-) -> Plan:
+) -> _Candidates:
     """Algorithm 1 of the paper: expand every kept plan by sampled codes, decode, keep the best by the objective."""
-    N, candidates = len(state_NO), params.beam_width * params.expansion_factor
+    N, C = len(state_NO), params.beam_width * params.expansion_factor
     num_codes = params.horizon // vqvae.params.latent_step
-    noise_NMC = _noise(generators, (num_codes, candidates), state_NO.device)
 
     # One empty plan for each state. Tensors of plans have a row for each, all of a state's side by side.
     kept = 1
@@ -103,9 +151,14 @@ def beam_search(
         log_probs_RK = log_probs_R1K[:, 0]
 
         # Expand: the same number of samples from every kept plan.
-        drawn_RS = draw(log_probs_RK, noise_NMC[:, depth].reshape(N * kept, candidates // kept))
+        samples = C // kept
+        if params.replacement:
+            drawn_RS = draw(log_probs_RK, _noise(generators, (kept, samples), state_NO.device).flatten(0, 1))
+        else:
+            noise_RK = _noise(generators, (kept, log_probs_RK.shape[-1]), state_NO.device).flatten(0, 1)
+            drawn_RS = draw_distinct(log_probs_RK, noise_RK, samples)
         log_probability_R = (log_probability_R[:, None] + log_probs_RK.gather(1, drawn_RS)).flatten()
-        parent_R = torch.arange(N * kept, device=state_NO.device).repeat_interleave(candidates // kept)
+        parent_R = torch.arange(N * kept, device=state_NO.device).repeat_interleave(samples)
         codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
         state_RO = state_RO[parent_R]
 
@@ -113,19 +166,21 @@ def beam_search(
         decoder_cache = select(decoder_cache, parent_R) if decoder_cache else None
         new, decoder_cache = vqvae.decode(codes_RM[:, -1:], state_RO, decoder_cache)
         steps = _append(_rows(steps, parent_R), new)
-
-        # Keep the best plans; at the last depth, the best one.
         value_R = _value(vqvae, normalizer, params, steps)
         threshold_codes = depth + 1 if params.partial_threshold else num_codes
         score_R = value_R + likelihood_penalty(log_probability_R, threshold_codes, params)
-        kept = params.beam_width if depth + 1 < num_codes else 1
-        best_NW = score_R.view(N, candidates).topk(kept).indices
-        row_R = (best_NW + candidates * torch.arange(N, device=best_NW.device)[:, None]).flatten()
+        if depth + 1 == num_codes:
+            return _Candidates(codes_RM, steps, log_probability_R, value_R, score_R)
+
+        # Keep the best plans.
+        kept = params.beam_width
+        best_NW = score_R.view(N, C).topk(kept).indices
+        row_R = (best_NW + C * torch.arange(N, device=best_NW.device)[:, None]).flatten()
         codes_RM, state_RO, log_probability_R = codes_RM[row_R], state_RO[row_R], log_probability_R[row_R]
-        steps, value_R, score_R = _rows(steps, row_R), value_R[row_R], score_R[row_R]
+        steps = _rows(steps, row_R)
         prior_cache, decoder_cache = select(prior_cache, parent_R[row_R]), select(decoder_cache, row_R)
         last_R1 = codes_RM[:, -1:]
-    return _finish(vqvae, normalizer, steps, codes_RM, log_probability_R, value_R, score_R)
+    raise AssertionError("a plan has at least one code")
 
 
 def sample(
@@ -135,9 +190,9 @@ def sample(
     params: Planner,
     state_NO: Tensor,
     generators: Sequence[torch.Generator],
-) -> Plan:
-    """Vanilla sampling: `params.samples` whole plans from the prior or uniform over the codebook; the best by objective."""
-    N, num_codes = len(state_NO), params.horizon // vqvae.params.latent_step
+) -> _Candidates:
+    """Vanilla sampling: `params.samples` whole plans from the prior or uniform over the codebook."""
+    num_codes = params.horizon // vqvae.params.latent_step
     noise_NMC = _noise(generators, (num_codes, params.samples), state_NO.device)
     state_RO = state_NO.repeat_interleave(params.samples, dim=0)
     last_R1 = torch.full((len(state_RO), 1), prior.start, device=state_NO.device)
@@ -153,10 +208,8 @@ def sample(
         codes_RM = torch.cat([codes_RM, last_R1], dim=1)
     steps, _ = vqvae.decode(codes_RM, state_RO)
     value_R = _value(vqvae, normalizer, params, steps)
-    score_R = value_R + likelihood_penalty(log_probability_R, num_codes, params)
-    row_N = score_R.view(N, -1).argmax(dim=1) + params.samples * torch.arange(N, device=score_R.device)
-    return _finish(
-        vqvae, normalizer, _rows(steps, row_N), codes_RM[row_N], log_probability_R[row_N], value_R[row_N], score_R[row_N]
+    return _Candidates(
+        codes_RM, steps, log_probability_R, value_R, value_R + likelihood_penalty(log_probability_R, num_codes, params)
     )
 
 
@@ -183,9 +236,9 @@ def _value(vqvae: VQVAE, normalizer: Normalizer, params: Planner, steps: Decoded
     return predicted_return(raw_RTX[..., layout.reward], raw_RTX[..., layout.return_to_go], discount, end_RT)
 
 
-def _finish(
-    vqvae: VQVAE, normalizer: Normalizer, steps: Decoded, codes: Tensor, log_probability: Tensor, value: Tensor, score: Tensor
-) -> Plan:
-    layout, raw = vqvae.layout, normalizer.denormalize(steps.transitions_BTX)
+def _finish(vqvae: VQVAE, normalizer: Normalizer, found: _Candidates, rows: Tensor) -> Plan:
+    """The candidates in `rows` (...) as a Plan."""
+    layout, raw = vqvae.layout, normalizer.denormalize(found.steps.transitions_BTX[rows])
     columns = (raw[..., layout.observation], raw[..., layout.action], raw[..., layout.reward], raw[..., layout.return_to_go])
-    return Plan(*(tensor.cpu().numpy() for tensor in (*columns, codes, log_probability, value, score)))
+    numbers = (found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows])
+    return Plan(*(tensor.cpu().numpy() for tensor in (*columns, *numbers)))

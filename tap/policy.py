@@ -35,12 +35,20 @@ class Policy:
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """The best plan from each observation. Raises ValueError where they are not finite, or not (N, O)."""
+        models = self.vqvae, self.prior, self.normalizer
+        return planner.plan(*models, self.params, self._states(observations), generators)
+
+    def candidates(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
+        """All C plans from each observation among which the last depth of the search chooses: arrays are (N, C, ...)."""
+        models = self.vqvae, self.prior, self.normalizer
+        return planner.candidates(*models, self.params, self._states(observations), generators)
+
+    def _states(self, observations: np.ndarray) -> torch.Tensor:
         if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
             raise ValueError(f"observations have shape {observations.shape}; this policy wants (n, {self.observation_dim})")
         if not np.isfinite(observations).all():
             raise ValueError("observations hold NaN or infinite values")
-        states = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
-        return planner.plan(self.vqvae, self.prior, self.normalizer, self.params, states, generators)
+        return torch.as_tensor(observations, dtype=torch.float32, device=self.device)
 
     def act(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> np.ndarray:
         """The first action (N, A) of each observation's best plan."""

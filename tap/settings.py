@@ -57,7 +57,14 @@ class Windows(Section):
     length: PositiveInt  # T
     discount: Probability
     termination_penalty: float | None  # replaces the reward of a true terminal
+    bootstrap_truncated: bool  # returns-to-go of a truncated episode go on beyond its end, at the episode's mean reward
     normalize: bool
+
+    @model_validator(mode="after")
+    def bootstrap_converges(self) -> Self:
+        if self.bootstrap_truncated and self.discount == 1:
+            raise ValueError("bootstrap_truncated needs a discount below 1: without one, the return has no limit")
+        return self
 
 
 class Transformer(Section):
@@ -119,6 +126,8 @@ class Fit(Section):
 class TrainVqvae(Section):
     windows: Windows
     latent_step: PositiveInt  # L
+    bottleneck: Literal["pool", "attention"]  # how L steps and one code become each other
+    decoder: Literal["conditional", "unconditional"]  # whether it sees the window's first state
     codebook: Codebook
     transformer: Transformer
     loss_weights: LossWeights
@@ -144,6 +153,7 @@ class Planner(Section):
     beam_width: PositiveInt
     expansion_factor: PositiveInt
     samples: PositiveInt  # of prior_sampling and uniform_sampling
+    replacement: bool  # beam search expands a plan by codes that may repeat, rather than by different ones
     likelihood_weight: Annotated[float, Field(ge=0)]  # alpha
     likelihood_threshold: Probability  # beta
     partial_threshold: bool  # a partial plan of m codes is held to beta^m rather than to beta^M
@@ -152,6 +162,7 @@ class Planner(Section):
 
 class Evaluate(Section):
     episodes: PositiveInt
+    plan_every: PositiveInt  # so many actions of a plan are executed before the next plan
     seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
     planner: Planner
 
@@ -167,8 +178,9 @@ class Params(Section):
     evaluate: Evaluate
 
     @model_validator(mode="after")
-    def horizon_fits_window(self) -> Self:
-        horizon, vqvae = self.evaluate.planner.horizon, self.train_vqvae
+    def planner_fits_model(self) -> Self:
+        planner, vqvae = self.evaluate.planner, self.train_vqvae
+        horizon = planner.horizon
         if horizon % vqvae.latent_step:
             raise ValueError(
                 f"evaluate.planner.horizon {horizon} is no multiple of train_vqvae.latent_step {vqvae.latent_step}"
@@ -178,13 +190,40 @@ class Params(Section):
                 f"evaluate.planner.horizon {horizon} is longer than train_vqvae.windows.length {vqvae.windows.length}: "
                 "the model never saw plans of that length"
             )
+        if self.evaluate.plan_every > horizon:
+            raise ValueError(f"evaluate.plan_every {self.evaluate.plan_every} is more than evaluate.planner.horizon {horizon}")
+        if vqvae.bottleneck == "attention" and planner.search == "beam":
+            raise ValueError(
+                "evaluate.planner.search: a beam decodes partial plans, which train_vqvae.bottleneck attention does not have: "
+                "use prior_sampling"
+            )
+        candidates = planner.beam_width * planner.expansion_factor
+        if planner.search == "beam" and not planner.replacement and candidates > vqvae.codebook.size:
+            raise ValueError(
+                f"evaluate.planner.replacement: {candidates} different first codes (beam_width x expansion_factor) cannot be "
+                f"drawn from train_vqvae.codebook.size {vqvae.codebook.size}"
+            )
         return self
 
 
 class Ablation(Section):
-    """One ablation's overrides, by stage."""
+    """One ablation's overrides, by stage. Whatever changes a model trains models of its own."""
 
-    evaluate: dict[str, Any]
+    train_vqvae: dict[str, Any] = {}
+    train_prior: dict[str, Any] = {}
+    evaluate: dict[str, Any] = {}
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.train_vqvae or self.train_prior)
+
+
+class Ablate(Section):
+    """Which of the ablations are run, and on which datasets."""
+
+    datasets: list[str]
+    planners: list[str]
+    models: list[str]
 
 
 class ParamsFile(Section):
@@ -193,6 +232,7 @@ class ParamsFile(Section):
     scale: Scale
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     datasets: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
+    ablate: Ablate
     ablations: dict[str, Ablation]
     fetch: dict[str, Any]
     train_vqvae: dict[str, Any]
@@ -203,6 +243,24 @@ class ParamsFile(Section):
     @cached_property
     def stages(self) -> dict[str, dict[str, Any]]:
         return {stage: getattr(self, stage) for stage in STAGES}
+
+    @model_validator(mode="after")
+    def ablate_lists_known_names(self) -> Self:
+        for dataset in self.ablate.datasets:
+            if dataset not in self.datasets:
+                raise ValueError(
+                    f"ablate.datasets: {dataset!r} is not listed under datasets: add it there, or take it out here"
+                )
+        for key, trains in (("planners", False), ("models", True)):
+            for name in getattr(self.ablate, key):
+                if name not in self.ablations:
+                    raise ValueError(
+                        f"ablate.{key}: {name!r} is not listed under ablations{_did_you_mean(name, self.ablations)}"
+                    )
+                if self.ablations[name].trains != trains:
+                    other = "models" if self.ablations[name].trains else "planners"
+                    raise ValueError(f"ablate.{key}: {name!r} belongs under ablate.{other}")
+        return self
 
 
 Key = tuple[str, ...]
@@ -264,7 +322,7 @@ def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablatio
             layers.append((("scales", scale, stage, name), {stage: suites.get(name) or {}}))
     layers.append((("datasets", dataset), file.datasets[dataset] or {}))
     if ablation is not None:
-        layers.append((("ablations", ablation), file.ablations[ablation].model_dump()))
+        layers.append((("ablations", ablation), file.ablations[ablation].model_dump(exclude_defaults=True)))
 
     merged: dict[str, Any] = {}
     origins: dict[Key, str] = {}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tap.artifacts import load_weights, read_description, save_model
+from tap.bottleneck import Attention, PoolAndTile
 from tap.codebook import Codebook
 from tap.distributed import all_reduce_sum
 from tap.settings import TrainVqvae
@@ -36,6 +37,11 @@ class VQVAE(nn.Module):
         width, dim, length = params.transformer.width, params.codebook.dim, params.windows.length
         self.embed_token = nn.Linear(layout.token_dim, width)
         self.encoder = Transformer(params.transformer, length)
+        self.bottleneck = (
+            PoolAndTile(params.latent_step)
+            if params.bottleneck == "pool"
+            else Attention(params.transformer, params.latent_step, length)
+        )
         self.to_code = nn.Linear(width, dim)
         self.codebook = Codebook(params.codebook)
         self.from_code = nn.Linear(layout.observation_dim + dim, width)
@@ -55,8 +61,7 @@ class VQVAE(nn.Module):
     def features(self, tokens_BTF: Tensor) -> Tensor:
         """What the codebook quantises: (B, T, F) -> (B, M, D)."""
         x_BTE, _ = self.encoder(self.embed_token(tokens_BTF))
-        x_BME = functional.max_pool1d(x_BTE.transpose(1, 2), kernel_size=self.params.latent_step).transpose(1, 2)
-        vectors_BMD: Tensor = self.to_code(x_BME)
+        vectors_BMD: Tensor = self.to_code(self.bottleneck.compress(x_BTE))
         return vectors_BMD
 
     def encode(self, tokens_BTF: Tensor) -> Tensor:
@@ -66,14 +71,18 @@ class VQVAE(nn.Module):
     def decode(self, codes_BM: Tensor, observation_BO: Tensor, cache: Cache | None = None) -> tuple[Decoded, Cache]:
         """The M * L steps that `codes_BM` mean from the normalised state `observation_BO`.
 
-        With the cache of earlier codes, `codes_BM` are those that follow, and only their steps are computed.
+        With the cache of earlier codes, `codes_BM` are those that follow, and only their steps are computed; a bottleneck of
+        attention takes all codes at once.
         """
         return self._decode_vectors(self.codebook.vectors_KD[codes_BM], observation_BO, cache)
 
     def _decode_vectors(self, vectors_BMD: Tensor, observation_BO: Tensor, cache: Cache | None) -> tuple[Decoded, Cache]:
+        assert cache is None or self.params.bottleneck == "pool"
+        if self.params.decoder == "unconditional":  # the codes alone must tell where the window begins
+            observation_BO = torch.zeros_like(observation_BO)
         state_BMO = observation_BO[:, None].expand(-1, vectors_BMD.shape[1], -1)
         x_BME = self.from_code(torch.cat([state_BMO, vectors_BMD], dim=-1))
-        x_BTE, cache = self.decoder(x_BME.repeat_interleave(self.params.latent_step, dim=1), cache)
+        x_BTE, cache = self.decoder(self.bottleneck.expand(x_BME), cache)
         tokens_BTF = self.to_token(self.decoder_norm(x_BTE)).float()
         offset_BX = functional.pad(observation_BO, (0, self.layout.transition_dim - self.layout.observation_dim))
         transitions_BTX = tokens_BTF[..., self.layout.transition] + offset_BX[:, None]

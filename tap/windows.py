@@ -69,6 +69,18 @@ def penalized_rewards(episodes: Episodes, termination_penalty: float | None) -> 
     return rewards
 
 
+def bootstrapped_rewards(episodes: Episodes, rewards: np.ndarray, discount: float) -> np.ndarray:
+    """Rewards (N,) float64 whose discounted sums go on beyond the end of truncated episodes.
+
+    What the limit cut off is worth as if the episode had gone on for ever at its mean reward: discount * mean / (1 - discount),
+    added to the last reward.
+    """
+    rewards, last = rewards.copy(), episodes.offsets[1:] - 1
+    mean = np.add.reduceat(rewards, episodes.offsets[:-1]) / episodes.lengths
+    rewards[last] += np.where(episodes.truncated, discount / (1 - discount) * mean, 0.0)
+    return rewards
+
+
 def returns_to_go(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> np.ndarray:
     """R_t = sum_{i >= t} discount^(i - t) r_i to the end of t's episode, r_t included.
 
@@ -127,7 +139,8 @@ class Normalizer:
 def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:
     """All rows as raw transitions (N, X) float32, columns as in Layout."""
     rewards = penalized_rewards(episodes, params.termination_penalty)
-    returns = returns_to_go(rewards, episodes.offsets, params.discount)
+    paid = bootstrapped_rewards(episodes, rewards, params.discount) if params.bootstrap_truncated else rewards
+    returns = returns_to_go(paid, episodes.offsets, params.discount)
     columns = (episodes.observations, episodes.actions, rewards[:, None], returns[:, None])
     return np.concatenate([column.astype(np.float32) for column in columns], axis=1)
 

@@ -91,6 +91,8 @@ def params_yaml_with(tmp_path: Path) -> Callable[..., Path]:
         content = yaml.safe_load((ROOT / "params.yaml").read_text())
         if datasets:
             content["datasets"] = {dataset: {} for dataset in datasets}
+        if datasets or "datasets" in changes:
+            content["ablate"] = {"datasets": [], "planners": [], "models": []}
         path = tmp_path / "params.yaml"
         path.write_text(yaml.safe_dump(content | changes))
         return path

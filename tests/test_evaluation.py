@@ -231,6 +231,31 @@ def test_a_policy_rolls_out(tiny_policy):
     assert result.examples[0].simulated_observations.shape[1:] == (11,)
 
 
+def test_plan_every_executes_so_many_actions_of_each_plan():
+    """Plans count their steps, so the executed actions say which plan's and which step's they are."""
+
+    class Counter:
+        def __init__(self):
+            self.plans = 0
+
+        def plan(self, observations_NO, generators):
+            self.plans += 1
+            steps = np.arange(HORIZON) / 10 + self.plans / 100
+            shape = (len(observations_NO), HORIZON, 1)
+            return plan_of(np.zeros(shape), np.broadcast_to(steps[:, None], shape), np.zeros(shape[:2]))
+
+    result = rollout(
+        Counter(), partial(make_environment, LINE), episodes=2, environment_seed=0, planner_seed=0, plan_every=3, progress=False
+    )
+    plans = WARM_UP_DECISIONS + LATENCY_DECISIONS  # before the episodes begin
+    first, second = (plans + 1) / 100, (plans + 2) / 100
+    actions = np.array([first, 0.1 + first, 0.2 + first, second, 0.1 + second])
+    np.testing.assert_allclose(result.returns, [actions.cumsum().sum(), (0.5 + actions.cumsum()).sum()])
+    assert len(result.batch_latencies) == 2
+    assert result.examples[1].title == "step 3 of episode 0"
+    assert "re-planned every 3 steps" in summarize(result, LINE)["protocol"]
+
+
 def test_episode_generators_are_independent():
     draws = {(s, e): torch.rand(8, generator=episode_generator(s, e)) for s in range(3) for e in range(3)}
     assert len({tuple(draw.tolist()) for draw in draws.values()}) == 9

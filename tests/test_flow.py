@@ -25,6 +25,7 @@ PARAMS = """
 scale: cpu
 seeds: [0, 1]
 datasets: {a: {}, b-c: {}}
+ablate: {datasets: [a, b-c], planners: [no-search], models: []}
 ablations: {no-search: {evaluate: {}}}
 fetch: {}
 train_vqvae: {}
@@ -87,7 +88,7 @@ stages:
     deps: ["data/prior/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
   ablations:
-    matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablations}"}
+    matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablate.planners}"}
     cmd: >-
       python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
       data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json

@@ -71,6 +71,69 @@ def test_predicted_observations_are_offsets_from_the_first_state(tiny_policy: Po
     torch.testing.assert_close(decoded.transitions_BTX, expected)
 
 
+def variant(params: Params, **changes: object) -> VQVAE:
+    torch.manual_seed(0)
+    vqvae = VQVAE(params.train_vqvae.model_copy(update=changes), LAYOUT)
+    with torch.no_grad():
+        for parameter in vqvae.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    vqvae.codebook.vectors_KD.normal_()
+    return vqvae.eval()
+
+
+def test_an_unconditional_decoder_does_not_see_the_state(tiny_params: Params) -> None:
+    codes, states = torch.tensor([[1, 2], [1, 2]]), torch.randn(2, 11)
+    blind, seeing = (variant(tiny_params, decoder=name) for name in ("unconditional", "conditional"))
+    one, other = blind.decode(codes, states)[0].transitions_BTX
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    one, other = seeing.decode(codes, states)[0].transitions_BTX
+    assert not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("latent_step", [1, 2, 3])
+def test_the_latent_step_sets_the_number_of_codes(tiny_params: Params, latent_step: int) -> None:
+    vqvae = variant(tiny_params, latent_step=latent_step)
+    tokens, _ = random_tokens(2, 6)
+    codes = vqvae.encode(tokens)
+    assert codes.shape == (2, 6 // latent_step)
+    decoded, cache = vqvae.decode(codes[:, :1], tokens[:, 0, LAYOUT.observation])
+    assert decoded.transitions_BTX.shape == (2, latent_step, LAYOUT.transition_dim)
+    rest, _ = vqvae.decode(codes[:, 1:], tokens[:, 0, LAYOUT.observation], cache)
+    whole, _ = vqvae.decode(codes, tokens[:, 0, LAYOUT.observation])
+    torch.testing.assert_close(rest.transitions_BTX, whole.transitions_BTX[:, latent_step:], rtol=1e-4, atol=1e-5)
+
+
+def test_codes_of_an_attention_bottleneck_have_no_place_in_time(tiny_params: Params) -> None:
+    vqvae = variant(tiny_params, bottleneck="attention")
+    tokens, _ = random_tokens(2, 6)
+    changed = tokens.clone()
+    changed[:, -1] += 3  # the last step reaches the first code, which pooling would not allow
+    assert not torch.allclose(vqvae.features(tokens)[:, 0], vqvae.features(changed)[:, 0])
+    state = tokens[:1, 0, LAYOUT.observation]
+    first = [vqvae.decode(torch.tensor([[1, code]]), state)[0].transitions_BTX[:, 0] for code in (2, 3)]
+    assert not torch.allclose(*first)  # and the last code the first step
+    shorter, _ = vqvae.decode(torch.tensor([[1]]), state)
+    assert shorter.transitions_BTX.shape == (1, 3, LAYOUT.transition_dim)
+
+
+def test_an_attention_bottleneck_masks_a_suffix_of_codes_in_training_only(tiny_params: Params) -> None:
+    """With the second code masked, its value does not matter: over many draws, about half of the windows ignore it."""
+    bottleneck = variant(tiny_params, bottleneck="attention", transformer=without_dropout(tiny_params)).bottleneck
+    one = torch.randn(1, 2, 16).expand(400, -1, -1)
+    other = torch.cat([one[:, :1], torch.randn(400, 1, 16)], dim=1)
+    expanded = []
+    for x in (one, other):
+        torch.manual_seed(1)  # the same masks for both
+        expanded.append(bottleneck.train().expand(x))
+    same = (expanded[0] - expanded[1]).abs().amax(dim=(1, 2)) < 1e-6
+    assert 0.4 < same.float().mean() < 0.6
+    assert not torch.isclose(bottleneck.eval().expand(one), bottleneck.expand(other)).all(dim=(1, 2)).any()
+
+
+def without_dropout(params: Params) -> object:
+    return params.train_vqvae.transformer.model_copy(update={"dropout": 0.0})
+
+
 def test_the_loss_equals_a_plain_computation(tiny_policy: Policy) -> None:
     vqvae = tiny_policy.vqvae
     tokens, valid = random_tokens(3, 6, first_padding=4)
@@ -106,11 +169,12 @@ def test_prior_probabilities_sum_to_one_over_all_sequences(tiny_policy: Policy) 
     torch.testing.assert_close(log_probs.exp().sum(), torch.tensor(1.0), rtol=1e-4, atol=1e-5)
 
 
-def test_every_parameter_moves_after_one_update(tiny_params: Params) -> None:
+@pytest.mark.parametrize("changes", [{}, {"bottleneck": "attention"}, {"decoder": "unconditional"}])
+def test_every_parameter_moves_after_one_update(tiny_params: Params, changes: dict[str, str]) -> None:
     from tap.training import make_optimizer
 
     torch.manual_seed(0)
-    vqvae = VQVAE(tiny_params.train_vqvae, LAYOUT)
+    vqvae = VQVAE(tiny_params.train_vqvae.model_copy(update=changes), LAYOUT)
     prior = Prior(tiny_params.train_prior, tiny_params.train_vqvae, observation_dim=11)
     tokens, valid = random_tokens(16, 6, first_padding=5)
     with torch.no_grad():

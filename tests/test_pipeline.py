@@ -22,8 +22,9 @@ EPISODE_LENGTHS = [25, 3, 40, 12, 60, 8, 31, 22, 17, 45, 5, 30]
 @pytest.mark.parametrize("stage", STAGES)
 def test_deps_name_every_module_that_the_stage_imports(stage: str) -> None:
     graph = grimp.build_graph("tap", "pipelines")
-    module = f"pipelines.{stage}"
-    imported = {module} | graph.find_upstream_modules(module) - {"tap", "pipelines"}
+    commands = STAGES[stage]["cmd"]
+    modules = {command.split()[2] for command in ([commands] if isinstance(commands, str) else commands)}
+    imported = modules.union(*map(graph.find_upstream_modules, modules)) - {"tap", "pipelines"}
     files = {f"{name.replace('.', '/')}.py" for name in imported}
     deps = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
     assert deps == files
@@ -67,7 +68,8 @@ def tiny_params_file() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     facts = {"environment": "Hopper-v4", "max_episode_steps": 100, "reference_min_score": 0.0, "reference_max_score": 100.0}
     fetch = {"source": "file", "path": "my-hopper.hdf5"} | facts
-    return content | {"datasets": {"my-hopper": {"fetch": fetch} | tiny_tree()}, "seeds": [3]}
+    ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
+    return content | {"datasets": {"my-hopper": {"fetch": fetch} | tiny_tree()}, "seeds": [3], "ablate": ablate}
 
 
 def write_dataset(path: Path) -> None:
@@ -116,7 +118,7 @@ def test_repro_makes_every_stages_results(reproduced: Path) -> None:
     assert (result["seed"], result["source"], result["dataset"], result["environment"]) == (3, "file", "my-hopper", "Hopper-v4")
     assert result["normalized_score"] == pytest.approx(np.mean(result["returns"]))  # reference scores 0 and 100
     assert result["behaviour"]["mean_return"] == pytest.approx(sum(EPISODE_LENGTHS) / len(EPISODE_LENGTHS), rel=0.05)
-    assert list(metrics(reproduced, "ablations")) == ["my-hopper-3-no-search.json"]
+    assert list(metrics(reproduced, "ablations")) == ["my-hopper-3-no-search.json", "my-hopper-3-unconditional.json"]
     assert "my-hopper" in (reproduced / "data/report/index.html").read_text()
 
 
@@ -140,7 +142,7 @@ def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) 
     (reproduced / "params.yaml").write_text(yaml.safe_dump(content))
     stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
     (reproduced / "params.yaml").write_text(text)
-    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations"}
+    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations"}
     assert before == {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tap.planner import draw, likelihood_penalty, predicted_return
+from tap.planner import draw, draw_distinct, likelihood_penalty, predicted_return
 from tap.policy import Policy
 from tap.settings import Params
 
@@ -67,6 +67,37 @@ def test_draws_have_the_distributions_frequencies() -> None:
     frequencies = torch.stack([torch.bincount(row, minlength=4) / 20_000 for row in codes])
     torch.testing.assert_close(frequencies, probabilities, atol=0.01, rtol=0)
     assert draw(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
+
+
+def test_distinct_draws_are_a_sample_without_replacement() -> None:
+    """The frequency of each pair equals that of drawing one, then another among the rest."""
+    p = [0.1, 0.2, 0.7]
+    noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
+    pairs = draw_distinct(torch.tensor(p).log().expand(20_000, 3), noise, 2).sort(dim=1).values
+    for i, j in itertools.combinations(range(3), 2):
+        expected = p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j])
+        assert float((pairs == torch.tensor([i, j])).all(dim=1).float().mean()) == pytest.approx(expected, abs=0.01)
+    assert len(set(draw_distinct(torch.tensor([[0.0, -50.0, -90.0]]), torch.zeros(1, 3), 3)[0].tolist())) == 3
+
+
+def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy) -> None:
+    observation = np.random.default_rng(6).normal(size=(1, 11)).astype(np.float32)
+    policy = with_planner(tiny_policy, replacement=False, beam_width=2, expansion_factor=4, likelihood_weight=2.0)
+    (codes,) = policy.candidates(observation, generators(0)).codes
+    assert len(np.unique(codes, axis=0)) == len(codes) == 8
+    repeating = with_planner(policy, replacement=True).candidates(observation, generators(0)).codes[0]
+    assert len(np.unique(repeating, axis=0)) < len(repeating)
+
+
+@pytest.mark.parametrize("search", ["beam", "prior_sampling"])
+def test_the_plan_is_the_best_of_its_candidates(tiny_policy: Policy, search: str) -> None:
+    policy = with_planner(tiny_policy, search=search)
+    observations = np.random.default_rng(7).normal(size=(3, 11)).astype(np.float32)
+    every, best = policy.candidates(observations, generators(0, 1, 2)), policy.plan(observations, generators(0, 1, 2))
+    assert every.actions.shape == (3, 8 if search == "beam" else 16, 6, 3)
+    for n, c in enumerate(every.score.argmax(axis=1)):
+        np.testing.assert_array_equal(every.codes[n, c], best.codes[n])
+        np.testing.assert_array_equal(every.actions[n, c], best.actions[n])
 
 
 @pytest.mark.parametrize("likelihood_threshold", [0.05, 0.9])

@@ -64,11 +64,18 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             r"datasets.hopper-a.train_vqvae.fit.updates: .*integer.* \(is 'many'\)",
         ),
         ({"train_vqvae": {"fit": 3}}, "datasets.hopper-a.train_vqvae.fit: fit is a section, not a value"),
-        ({"train_vqvae": {"latent_step": 4}}, "train_vqvae: windows.length 9 is no multiple of latent_step 4"),
+        ({"train_vqvae": {"latent_step": 5}}, "train_vqvae: windows.length 12 is no multiple of latent_step 5"),
         ({"evaluate": {"planner": {"horizon": 7}}}, "evaluate.planner.horizon 7 is no multiple of train_vqvae.latent_step 3"),
         (
             {"evaluate": {"planner": {"horizon": 18}}},
-            "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 9",
+            "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 12",
+        ),
+        ({"evaluate": {"plan_every": 15}}, "evaluate.plan_every 15 is more than evaluate.planner.horizon 12"),
+        ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam decodes partial plans"),
+        ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
+        (
+            {"evaluate": {"planner": {"replacement": False, "beam_width": 64}}},
+            "evaluate.planner.replacement: 256 different first codes .* cannot be drawn from train_vqvae.codebook.size 128",
         ),
         ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is no multiple of heads 5"),
         (
@@ -100,6 +107,28 @@ def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) ->
     scales = {"paper": {"train_vqvae": {"locomtion": {}}}}  # a suite, and at the scale that is not chosen
     with pytest.raises(ValueError, match=r"scales.paper.train_vqvae.locomtion: unknown suite; did you mean 'locomotion'"):
         load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
+
+
+def test_ablate_lists_names_of_the_right_kind(params_yaml_with: Callable[..., Path]) -> None:
+    for ablate, message in (
+        ({"datasets": ["ant"], "planners": [], "models": []}, "ablate.datasets: 'ant' is not listed under datasets: add it"),
+        ({"datasets": [], "planners": ["no-serch"], "models": []}, "ablate.planners: 'no-serch' .* did you mean 'no-search'"),
+        ({"datasets": [], "planners": ["unconditional"], "models": []}, "'unconditional' belongs under ablate.models"),
+        ({"datasets": [], "planners": [], "models": ["no-search"]}, "'no-search' belongs under ablate.planners"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_params_file(params_yaml_with("hopper-medium-v2", ablate=ablate))
+
+
+@pytest.mark.parametrize("ablation", read_params_file(ROOT / "params.yaml").ablations)
+def test_every_ablation_changes_what_it_names_and_nothing_else(ablation: str) -> None:
+    file = read_params_file(ROOT / "params.yaml")
+    # A horizon may be longer than the windows of one scale, or the same as its own.
+    plain = load_params(ROOT / "params.yaml", "hopper-medium-replay", scale="paper").model_dump()
+    ablated = load_params(ROOT / "params.yaml", "hopper-medium-replay", scale="paper", ablation=ablation).model_dump()
+    changed = {stage for stage in ("fetch", "train_vqvae", "train_prior", "evaluate") if plain[stage] != ablated[stage]}
+    named = set(file.ablations[ablation].model_dump(exclude_defaults=True))
+    assert changed == named - ({"evaluate"} if ablation in ("horizon-15", "beta-5e-2") else set())
 
 
 def test_a_value_set_twice_is_refused(params_yaml_with: Callable[..., Path]) -> None:

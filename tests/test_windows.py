@@ -11,7 +11,7 @@ from tap.datasets import Episodes
 from tap.settings import Windows as WindowParams
 from tap.windows import Layout, Normalizer, Windows, fit_normalizer, penalized_rewards, returns_to_go, transitions
 
-PARAMS = WindowParams(length=4, discount=0.9, termination_penalty=None, normalize=True)
+PARAMS = WindowParams(length=4, discount=0.9, termination_penalty=None, bootstrap_truncated=False, normalize=True)
 
 
 @given(
@@ -99,3 +99,15 @@ def test_antmaze_trains_on_raw_values() -> None:
     normalizer = fit_normalizer(episodes, PARAMS.model_copy(update={"normalize": False}))
     value = torch.randn(3, 5)
     torch.testing.assert_close(normalizer.normalize(value), value)
+
+
+def test_a_truncated_episode_is_worth_its_mean_reward_for_ever() -> None:
+    episodes = random_episodes([4, 6], observation_dim=2, action_dim=1)  # the first ends, the second is truncated
+    params = PARAMS.model_copy(update={"bootstrap_truncated": True})
+    raw = transitions(episodes, params)
+    reward, return_to_go = raw[:, 3], raw[:, 4]
+    np.testing.assert_array_equal(reward, episodes.rewards)  # only returns go on
+    endless = [*episodes.rewards[4:], *[episodes.rewards[4:].mean()] * 400]
+    for t in range(6):
+        assert return_to_go[4 + t] == pytest.approx(sum(0.9**i * r for i, r in enumerate(endless[t:])), abs=1e-4)
+    np.testing.assert_array_equal(return_to_go[:4], transitions(episodes, PARAMS)[:4, 4])

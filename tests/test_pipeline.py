@@ -179,7 +179,7 @@ def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: 
     [
         ({"scale": "papper"}, "scale"),
         ({"train_vqvae": {"latent_stepp": 3}}, "latent_stepp: unknown key"),
-        ({"datasets": {"hopper-medum-v2": {}}}, "hopper-medium-v2"),
+        ({"datasets": {"hopper-medum-v2": {}}, "ablate": {"datasets": [], "planners": [], "models": []}}, "hopper-medium-v2"),
     ],
 )
 def test_mistakes_in_params_stop_the_stage_with_one_message(project: Path, change: dict[str, Any], message: str) -> None:

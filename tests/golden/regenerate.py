@@ -1,0 +1,128 @@
+"""Golden tensors: what a small model computes, kept so that no refactoring moves a number unseen.
+
+golden.safetensors holds inputs, weights and every quantity on the way from tokens to a plan. `test_golden.py` computes the
+quantities anew from the stored inputs and weights. Where a number is meant to change, regenerate the file and say in the commit
+which numbers changed and why:
+
+    python tests/golden/regenerate.py
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tap.policy import Policy
+from tap.prior import Prior
+from tap.settings import Fit, Planner, TrainPrior, TrainVqvae
+from tap.training import make_optimizer
+from tap.vqvae import VQVAE
+from tap.windows import Layout, Normalizer
+
+FILE = Path(__file__).parent / "golden.safetensors"
+LAYOUT = Layout(observation_dim=4, action_dim=2)
+TRANSFORMER = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
+FIT = Fit(
+    updates=1, batch_size=3, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1,
+    checkpoint_every=1,
+)  # fmt: skip
+VQVAE_PARAMS = TrainVqvae.model_validate(
+    {
+        "windows": {
+            "length": 6, "discount": 0.9, "termination_penalty": None, "bootstrap_truncated": False, "normalize": True,
+        },
+        "latent_step": 2,
+        "bottleneck": "pool",
+        "decoder": "conditional",
+        "codebook": {"size": 6, "dim": 5, "decay": 0.9, "commitment_weight": 1.0, "dead_usage": 0.0},
+        "transformer": TRANSFORMER,
+        "loss_weights": {"observation": 1.0, "action": 5.0, "reward": 1.0, "return_to_go": 1.0},
+        "fit": FIT,
+    }
+)  # fmt: skip
+PRIOR_PARAMS = TrainPrior.model_validate({"transformer": TRANSFORMER, "fit": FIT})
+PLANNER = Planner(
+    search="beam", horizon=6, beam_width=3, expansion_factor=2, samples=5, replacement=True, likelihood_weight=3.0,
+    likelihood_threshold=0.2, partial_threshold=False, stop_at_end=False,
+)  # fmt: skip
+SEARCHES = {
+    "beam": {},
+    "beam_distinct": {"replacement": False},
+    "beam_partial_threshold": {"partial_threshold": True},
+    "beam_stop_at_end": {"stop_at_end": True},
+    "prior_sampling": {"search": "prior_sampling"},
+    "uniform_sampling": {"search": "uniform_sampling"},
+}
+
+
+def models() -> tuple[VQVAE, Prior]:
+    return VQVAE(VQVAE_PARAMS, LAYOUT), Prior(PRIOR_PARAMS, VQVAE_PARAMS, LAYOUT.observation_dim)
+
+
+def given() -> dict[str, Tensor]:
+    """Inputs and weights, drawn anew."""
+    torch.manual_seed(0)
+    vqvae, prior = models()
+    weights = {
+        f"{name}.{key}": torch.randn_like(value) * 0.4
+        for name, model in (("vqvae", vqvae), ("prior", prior))
+        for key, value in model.state_dict().items()
+    }
+    weights["vqvae.codebook.counts_K"] = torch.ones(6)
+    weights["vqvae.codebook.sums_KD"] = weights["vqvae.codebook.vectors_KD"].clone()
+    tokens, valid = torch.randn(3, 6, LAYOUT.token_dim), torch.ones(3, 6, dtype=torch.bool)
+    tokens[..., LAYOUT.end], valid[1, 4:] = 0, False
+    tokens[1, 4:, LAYOUT.end] = 1
+    scale = {"mean": torch.randn(LAYOUT.transition_dim), "deviation": torch.rand(LAYOUT.transition_dim) + 0.5}
+    return weights | scale | {"tokens": tokens, "valid": valid, "observations": torch.randn(2, LAYOUT.observation_dim)}
+
+
+def computed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every quantity, from inputs and weights."""
+    vqvae, prior = models()
+    for name, model in (("vqvae", vqvae), ("prior", prior)):
+        model.load_state_dict({key[len(name) + 1 :]: value for key, value in given.items() if key.startswith(f"{name}.")})
+        model.eval()
+    tokens, valid, state = given["tokens"], given["valid"], given["tokens"][:, 0, LAYOUT.observation]
+    found = {"features": vqvae.features(tokens), "codes": vqvae.encode(tokens)}
+    decoded, _ = vqvae.decode(found["codes"], state)
+    found |= {"transitions": decoded.transitions_BTX, "end_logits": decoded.end_logits_BT}
+    found |= {f"vqvae_loss.{name}": value for name, value in vqvae.loss(tokens, valid).items()}
+    found["log_probabilities"] = prior.log_probabilities(found["codes"], state)
+
+    normalizer = Normalizer(given["mean"].numpy(), given["deviation"].numpy())
+    for name, changes in SEARCHES.items():
+        policy = Policy(vqvae, normalizer, prior, PLANNER.model_copy(update=changes), torch.device("cpu"))
+        plan = policy.plan(given["observations"].numpy(), [torch.Generator().manual_seed(seed) for seed in (1, 2)])
+        for quantity in ("codes", "actions", "value", "log_probability", "score"):
+            found[f"plan.{name}.{quantity}"] = torch.from_numpy(np.ascontiguousarray(getattr(plan, quantity)))
+
+    for name, model, loss in (
+        ("vqvae", vqvae.train(), lambda: vqvae.loss(tokens, valid)["loss"]),
+        ("prior", prior.train(), lambda: prior.loss(found["codes"], state)["loss"]),
+    ):
+        optimizer, losses = make_optimizer(model, FIT), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            losses.append(loss())
+            losses[-1].backward()
+            optimizer.step()
+        found[f"{name}_losses_in_training"] = torch.stack(losses)
+    return {name: value.detach().contiguous() for name, value in found.items()}
+
+
+def load() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is given and what was computed from it."""
+    every = load_file(FILE)
+    return tuple(
+        {key.removeprefix(part): value for key, value in every.items() if key.startswith(part)}
+        for part in ("given/", "computed/")
+    )
+
+
+if __name__ == "__main__":
+    inputs = given()
+    parts = {"given/": inputs, "computed/": computed(inputs)}
+    save_file({part + key: value for part, tensors in parts.items() for key, value in tensors.items()}, FILE)

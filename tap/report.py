@@ -1,12 +1,13 @@
 """The report: results, curves and validations of all runs, on one page that needs no network.
 
 What the stages wrote under data/ goes in (metrics/, plots/, raw/*/validation.json); what comes out is one HTML file with
-its figures inside, and the same figures as PNG files for slides. Equal inputs give equal bytes.
+its figures inside, the same figures as PNG files for slides, and the tables beside the paper's as Markdown. Equal inputs give
+equal bytes.
 """
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,25 +17,38 @@ from matplotlib.figure import Figure
 
 from tap.figures import (
     Validation,
+    ablation_figure,
     codebook_figure,
+    dimension_latency_figure,
     figure_png,
     figure_svg,
+    horizon_latency_figure,
+    latent_step_figure,
     loss_figure,
     plan_figure,
     read_curves,
+    relative_figure,
     returns_figure,
     score_figure,
 )
 from tap.files import read_json, write_atomically
-from tap.results import Result, load_results, paper_scores, table_rows
+from tap.results import SOURCES, Result, Row, estimate, load_results, read_paper, table_rows
+from tap.tables import (
+    NOTHING,
+    STUDIES,
+    Column,
+    Comparison,
+    Table,
+    compare,
+    complete,
+    describe,
+    experiment_tables,
+    markdown,
+    papers_dataset,
+    protocol_table,
+)
 
-SOURCES = {
-    "d4rl": "original D4RL",
-    "file": "your own file",
-    "recollected": "recollected, not D4RL's data",
-    "bundled": "bundled, not D4RL's data",
-}
-NOTHING = "\N{EN DASH}"
+MIN_PAPER_SCORE = 5  # a share of less than that is a ratio of two numbers near zero
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class Picture:
     caption: str
     alt: str
     figure: Figure
+    wide: bool = False  # takes the page's whole width
 
 
 def pictures(dataset: str, results: Sequence[Result], validation: Validation | None, plots: Path) -> list[Picture]:
@@ -81,6 +96,103 @@ def pictures(dataset: str, results: Sequence[Result], validation: Validation | N
     return found
 
 
+def experiment_pictures(rows: Sequence[Row], validations: Mapping[str, Validation]) -> list[Picture]:
+    """The paper's figures over all datasets, as many as there are results for."""
+    found = []
+    studies = {study.name: (study, *compare(study, rows)) for study in STUDIES}
+    whole = {name: (study, columns, complete(some)) for name, (study, columns, some) in studies.items()}
+    panels = [panel for panel in whole.values() if panel[2]]
+    if panels:
+        alt = f"Bars of the mean score by setting, ours and the paper's: {', '.join(study.title for study, *_ in panels)}."
+        bases = [each.base for _, _, comparisons in panels for each in comparisons]
+        ours = "; ".join(dict.fromkeys(f"{base.first.dataset} ({describe(base)})" for base in bases))
+        caption = f"Mean over the datasets that have all bars of a panel, with its standard error. Ours: {ours}."
+        found.append(Picture("experiments-ablations", "Ablations", caption, alt, ablation_figure(panels), wide=True))
+    by_step = {name: whole[name] for name in ("latent_step", "unconditional") if whole[name][2]}
+    if bases := _shared([comparisons for _, _, comparisons in by_step.values()]):
+        steps: dict[str, list[tuple[int, list[Row]]]] = {
+            name: [
+                (int(column.paper or 0), [row for each in comparisons if each.base in bases and (row := each.rows[place])])
+                for place, column in enumerate(columns)
+            ]
+            for name, (_, columns, comparisons) in by_step.items()
+        }
+        names = ", ".join(base.first.dataset for base in bases)
+        caption = (
+            f"Mean over {names}. Search value: the return that the first plan promises; state error: mean squared error of "
+            "its states against the simulator. Where both rise and the score falls, plans are over-optimistic."
+        )
+        alt = f"Score, search value and state error against the latent step, by decoder, on {names}."
+        figure = latent_step_figure(steps.get("latent_step", []), steps.get("unconditional", []))
+        found.append(Picture("experiments-latent-steps", "Scores, search value and error", caption, alt, figure, wide=True))
+    points = _relative_points(rows, validations)
+    if len({dim for dim, _ in points}) > 1:
+        caption = (
+            f"Our score over the score of the paper's TAP on D4RL's own dataset of the same task, where that is at least "
+            f"{MIN_PAPER_SCORE}. Data, scale and simulator differ as the tables say."
+        )
+        alt = (
+            "Ratio to the paper's score by action dimensions: "
+            + ", ".join(f"{dim}: {ratio:.2f}" for dim, ratio in points)
+            + "."
+        )
+        found.append(Picture("experiments-dimensions", "Action dimensions", caption, alt, relative_figure(points)))
+    if timed := [(_step_dim(validations[each.first.dataset]), each) for each in rows if each.first.dataset in validations]:
+        caption = (
+            "Median time of one decision for one state. The paper's are of one RTX 3090, at 15 steps and the D that it "
+            "prints (14 for hopper, whose S + A + 2 is 16); ours of the machine that evaluated, at each dataset's horizon."
+        )
+        alt = (
+            "Seconds a decision by dimensions: "
+            + ", ".join(f"{dim}: {row.latency.median / 1000:.3g}" for dim, row in timed)
+            + "."
+        )
+        found.append(Picture("experiments-latency", "Latency and dimensions", caption, alt, dimension_latency_figure(timed)))
+    if horizons := _by_horizon(*studies["horizon"][1:]):
+        caption = "Median time of one decision for one state, on the machine that evaluated; the paper's is of one RTX 3090."
+        alt = "Seconds a decision by horizon: " + "; ".join(
+            f"{dataset}: " + ", ".join(f"{horizon} steps {row.latency.median / 1000:.3g}" for horizon, row in some)
+            for dataset, some in horizons.items()
+        )
+        found.append(
+            Picture("experiments-horizon", "Latency and horizon", caption, alt + ".", horizon_latency_figure(horizons))
+        )
+    return found
+
+
+def _shared(studies: Sequence[Sequence[Comparison]]) -> list[Row]:
+    """The bases that stand in each of the studies."""
+    bases = [[each.base for each in comparisons] for comparisons in studies]
+    return [base for base in bases[0] if all(base in others for others in bases)] if bases else []
+
+
+def _relative_points(rows: Sequence[Row], validations: Mapping[str, Validation]) -> list[tuple[int, float]]:
+    """(action dimensions, our score / the score of the paper's TAP) of each row whose task is in the paper."""
+    papers = {line["dataset"]: estimate(line).mean for line in read_paper("scores") if line["method"] == "TAP"}
+    points = []
+    for row in rows:
+        dataset = row.first.dataset
+        published = papers.get(papers_dataset(dataset) or "", 0.0)
+        if row.normalized and dataset in validations and published >= MIN_PAPER_SCORE:
+            points.append((validations[dataset]["action_dim"], row.score.mean / published))
+    return points
+
+
+def _by_horizon(columns: Sequence[Column], comparisons: Sequence[Comparison]) -> dict[str, list[tuple[int, Row]]]:
+    """By dataset, its rows of the horizon study with their horizons."""
+    return {
+        each.base.first.dataset: [
+            (column.settings["horizon"], row) for column, row in zip(columns, each.rows, strict=True) if row
+        ]
+        for each in comparisons
+    }
+
+
+def _step_dim(validation: Validation) -> int:
+    """The paper's D: numbers in one step, of state, action, reward and return-to-go."""
+    return int(validation["observation_dim"] + validation["action_dim"] + 2)
+
+
 def _histogram_in_words(validation: Validation) -> str:
     returns = validation["return"]
     return (
@@ -96,7 +208,7 @@ def _of_dataset(dataset: str, folder: Path, extension: str) -> list[Path]:
 
 
 def write_report(data: Path, out: Path) -> Path:
-    """Read what the stages wrote under `data`, write `out`/index.html and the PNG files; returns the page's path.
+    """Read what the stages wrote under `data`, write `out`/index.html, results.md and the PNG files; returns the page's path.
 
     Raises ValueError where nothing has been evaluated yet.
     """
@@ -111,20 +223,37 @@ def write_report(data: Path, out: Path) -> Path:
     for dataset, validation in validations.items():
         alt = _histogram_in_words(validation).capitalize()
         histograms[dataset] = Picture(f"{dataset}-returns", "Episode returns", "", alt, returns_figure(validation))
+    tables, experiments = experiment_tables(rows), experiment_pictures(rows, validations)
     page = _template().render(
         rows=rows,
         results=results,
-        published={row.first.dataset: paper_scores(row.first.dataset, row.first.source) for row in rows if row.paper},
+        tables=tables,
+        experiments=experiments,
         sections=sections,
         validations=validations,
         histograms=histograms,
         training=_training_numbers(data / "metrics"),
         sources=SOURCES,
     )
-    for picture in [*itertools.chain(*sections.values()), *histograms.values()]:
+    for picture in [*experiments, *itertools.chain(*sections.values()), *histograms.values()]:
         write_atomically(out / f"{picture.name}.png", figure_png(picture.figure))
+    write_atomically(out / "results.md", results_markdown(rows, tables, experiments))
     write_atomically(out / "index.html", page)
     return out / "index.html"
+
+
+def results_markdown(rows: Sequence[Row], tables: Sequence[Table], experiments: Sequence[Picture]) -> str:
+    """The tables and figures beside the paper's, as a text to commit; the figures are files beside it."""
+    commits = sorted({result.git_commit[:10] for row in rows for result in row.results if result.git_commit})
+    header = (
+        "Written by the stage `report` (`python -m pipelines.report`) from the files under `data/metrics`, not by hand. "
+        f"The evaluations ran at commit {', '.join(commits) or 'unknown'}. Scores are D4RL's normalised ones, 0 a random "
+        "policy and 100 an expert, of undiscounted returns. Each line says where its data comes from. The paper is "
+        "Jiang et al., *Efficient Planning in a Compact Latent Action Space*, ICLR 2023; its numbers are of D4RL's own data."
+    )
+    figures = [f"### {each.title}\n\n![{each.alt}]({each.name}.png)\n\n{each.caption}\n" for each in experiments]
+    parts = ["# Results\n", header + "\n", *map(markdown, [protocol_table(rows), *tables]), *figures]
+    return "\n".join(parts)
 
 
 def _training_numbers(metrics: Path) -> dict[str, list[tuple[str, dict[str, float]]]]:

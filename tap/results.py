@@ -9,8 +9,9 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ from tap.files import read_json
 
 PAPER_SOURCES = ("d4rl", "file")  # under the paper's own dataset id, these can hold the paper's own data
 SIMULATORS = ("gymnasium", "gymnasium-robotics", "mujoco")
+SOURCES = {
+    "d4rl": "original D4RL",
+    "file": "your own file",
+    "recollected": "recollected, not D4RL's data",
+    "bundled": "bundled, not D4RL's data",
+}
 
 
 class _Read(BaseModel):
@@ -63,6 +70,7 @@ class Result(_Read):
     latency_ms: Latency
     behaviour: Behaviour
     planner: dict[str, Any]
+    latent_step: int | None = None
     runs: dict[str, str | None]
     git_commit: str | None
     ablation: str | None = None
@@ -113,6 +121,13 @@ def mean_and_standard_error(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(values), error)
 
 
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """Mean of independent estimates; its standard error, sqrt(sum of squares) / n, where all have one."""
+    errors = [each.standard_error for each in estimates if each.standard_error is not None]
+    known = len(errors) == len(estimates)
+    return Estimate(statistics.fmean(each.mean for each in estimates), math.hypot(*errors) / len(errors) if known else None)
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of a results table: all seeds of one experiment with one planner."""
@@ -132,14 +147,21 @@ class Row:
         return all(result.normalized_score is not None for result in self.results)
 
     @property
+    def seed_scores(self) -> dict[int, float]:
+        """The score, or the mean return without reference scores, of each seed."""
+        return {
+            each.seed: statistics.fmean(each.returns) if each.normalized_score is None else each.normalized_score
+            for each in self.results
+        }
+
+    @property
     def score(self) -> Estimate:
         """Mean over seeds; over the episodes of the only seed where there is one."""
-        if len(self.results) == 1:
-            if self.first.normalized_score is None:
-                return mean_and_standard_error(self.first.returns)
-            return Estimate(self.first.normalized_score, self.first.normalized_score_standard_error)
-        scores = [result.normalized_score for result in self.results if result.normalized_score is not None]
-        return mean_and_standard_error(scores if self.normalized else [statistics.fmean(each.returns) for each in self.results])
+        if len(self.results) > 1:
+            return mean_and_standard_error(list(self.seed_scores.values()))
+        if self.first.normalized_score is None:
+            return mean_and_standard_error(self.first.returns)
+        return Estimate(self.first.normalized_score, self.first.normalized_score_standard_error)
 
     @property
     def over(self) -> str:
@@ -169,6 +191,12 @@ class Row:
         errors = [result.state_prediction_error for result in self.results if result.state_prediction_error is not None]
         return statistics.fmean(errors) if errors else None
 
+    def minus(self, other: "Row") -> Estimate | None:
+        """Mean and standard error of the differences to `other`, seed by seed; None without a common seed."""
+        mine, theirs = self.seed_scores, other.seed_scores
+        differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        return mean_and_standard_error(differences) if differences else None
+
     def ablation(self, name: str) -> "Row | None":
         """The row of the ablation called `name`, if it was run."""
         return next((row for row in self.ablations if row.first.ablation == name), None)
@@ -180,7 +208,8 @@ def table_rows(results: Sequence[Result]) -> list[Row]:
     def grouped(some: Sequence[Result]) -> list[tuple[Result, ...]]:
         groups: dict[tuple[object, ...], list[Result]] = {}
         for result in some:
-            key = (*result.experiment, result.ablation, json.dumps(result.planner, sort_keys=True))
+            planner = json.dumps(result.planner, sort_keys=True)
+            key = (*result.experiment, result.protocol, result.ablation, planner, result.latent_step)
             groups.setdefault(key, []).append(result)
         return [tuple(group) for group in groups.values()]
 
@@ -196,9 +225,20 @@ def paper_scores(dataset: str, source: str) -> dict[str, Estimate]:
     """The paper's normalised scores on `dataset` by method; empty unless the data can be the paper's own."""
     if source not in PAPER_SOURCES:
         return {}
-    with Path(__file__).with_name("paper_scores.csv").open(newline="") as file:
-        return {
-            line["method"]: Estimate(float(line["score"]), float(line["standard_error"]) if line["standard_error"] else None)
-            for line in csv.DictReader(file)
-            if line["dataset"] == dataset
-        }
+    return {line["method"]: estimate(line) for line in read_paper("scores") if line["dataset"] == dataset}
+
+
+def estimate(line: Mapping[str, str]) -> Estimate:
+    """The score in a line of paper_scores.csv."""
+    return Estimate(float(line["score"]), float(line["standard_error"]) if line["standard_error"] else None)
+
+
+@cache
+def read_paper(what: str) -> list[dict[str, str]]:
+    """The lines of tap/paper_`what`.csv, numbers as the paper (Jiang et al., ICLR 2023) prints them.
+
+    scores: its main tables; ablations: the appendix's tables, which print no standard errors; latency: what the section
+    "Decision Latency" and the appendix on the planning horizon say, in seconds on an i5 12900K and one RTX 3090.
+    """
+    with Path(__file__).with_name(f"paper_{what}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -254,14 +254,16 @@ def test_the_papers_number_needs_the_papers_dataset() -> None:
 
 
 @pytest.mark.parametrize(("source", "label", "shown"), [("bundled", "not D4RL's data", False), ("d4rl", "original D4RL", True)])
-def test_the_page_shows_the_papers_number_for_the_papers_data_only(
+def test_the_results_show_the_papers_number_for_the_papers_data_only(
     tmp_path: Path, source: str, label: str, shown: bool
 ) -> None:
     write(tmp_path / "metrics/evaluate/x-0.json", metrics(dataset="hopper-medium-replay-v2", source=source))
-    page = Page(write_report(tmp_path, tmp_path / "report"))
-    assert (PAPER_TAP in page.words) == shown
-    assert ("paper's TAP" in page.words) == shown
-    assert label in page.words
+    words = Page(write_report(tmp_path, tmp_path / "report")).words
+    results, _, beside_the_paper = words.partition("Experiments beside the paper")
+    assert (PAPER_TAP in results) == shown
+    assert ("paper's TAP" in results) == shown
+    assert label in results
+    assert beside_the_paper.index("the paper, on D4RL's data") < beside_the_paper.index(PAPER_TAP)
 
 
 # ---------------------------------------------------------------- figures
@@ -326,7 +328,7 @@ def test_the_page_fetches_nothing_and_says_what_its_figures_show(data: Path) -> 
     assert page.fetched == []
     assert "url(" not in (data / "report/index.html").read_text().replace("url(#", "")
     assert page.open == []  # every tag is closed
-    assert page.drawings == len(page.alts) == 5
+    assert page.drawings == len(page.alts) == 6
     assert all(len(alt) > 40 for alt in page.alts)
     assert not any(word in page.words for word in ("None", "nan", "Undefined", "{{"))
 
@@ -357,7 +359,8 @@ def test_the_page_holds_the_results(data: Path) -> None:
 def test_figures_are_saved_beside_the_page(data: Path) -> None:
     names = {path.name for path in (data / "report").iterdir()}
     figures = ("scores", "plan", "losses", "codebook", "returns")
-    assert names == {"index.html", *(f"hopper-medium-replay-{name}.png" for name in figures)}
+    pages = {"index.html", "results.md", "experiments-latency.png"}
+    assert names == pages | {f"hopper-medium-replay-{name}.png" for name in figures}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in (data / "report").glob("*.png"))
 
 
@@ -371,7 +374,7 @@ def test_missing_parts_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "metrics/evaluate/x-0.json", metrics(state_prediction_error=None, git_commit=None, runs={}))
     page = Page(write_report(tmp_path, tmp_path / "report"))
     assert page.drawings == 1
-    assert not any(word in page.words for word in ("Ablations", "without search", "Published", "None", "Undefined"))
+    assert not any(word in page.words for word in ("All ablations", "without search", "Departures", "None", "Undefined"))
 
 
 def test_text_from_files_cannot_become_markup(tmp_path: Path) -> None:

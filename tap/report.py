@@ -117,9 +117,9 @@ def experiment_pictures(rows: Sequence[Row], validations: Mapping[str, Validatio
             ]
             for name, (_, columns, comparisons) in by_step.items()
         }
-        names = ", ".join(base.first.dataset for base in bases)
+        names = "; ".join(f"{base.first.dataset} ({describe(base)})" for base in bases)
         caption = (
-            f"Mean over {names}. Search value: the return that the first plan promises; state error: mean squared error of "
+            f"{'Mean over' if len(bases) > 1 else 'On'} {names}. Search value: the return that the first plan promises; state error: mean squared error of "
             "its states against the simulator. Where both rise and the score falls, plans are over-optimistic."
         )
         alt = f"Score, search value and state error against the latent step, by decoder, on {names}."

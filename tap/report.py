@@ -119,8 +119,9 @@ def experiment_pictures(rows: Sequence[Row], validations: Mapping[str, Validatio
         }
         names = "; ".join(f"{base.first.dataset} ({describe(base)})" for base in bases)
         caption = (
-            f"{'Mean over' if len(bases) > 1 else 'On'} {names}. Search value: the return that the first plan promises; state error: mean squared error of "
-            "its states against the simulator. Where both rise and the score falls, plans are over-optimistic."
+            f"{'Mean over' if len(bases) > 1 else 'On'} {names}. Search value: the return that the first plan promises; state "
+            "error: mean squared error of its states against the simulator. Where both rise and the score falls, plans are "
+            "over-optimistic."
         )
         alt = f"Score, search value and state error against the latent step, by decoder, on {names}."
         figure = latent_step_figure(steps.get("latent_step", []), steps.get("unconditional", []))

@@ -60,7 +60,7 @@ class DatasetInfo:
     source: Source
     path: Path | None  # of the file, where source is "bundled" or names one
     url: str | None
-    environment: str | None  # a gymnasium id
+    environment: str | None  # a gymnasium id, or "d4rl"
     max_episode_steps: int
     reference_min_score: float | None  # D4RL's undiscounted return of a random policy
     reference_max_score: float | None  # and of an expert
@@ -100,18 +100,23 @@ def d4rl_facts() -> tuple[dict[str, str], dict[str, float], dict[str, float]]:
 
     Its `infos.py` is loaded by its path: importing d4rl itself needs MuJoCo 2.1.
     """
+    path = d4rl_file("d4rl/infos.py")
+    if path is None:
+        return {}, {}, {}
+    spec = importlib.util.spec_from_file_location("d4rl_infos", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.DATASET_URLS, module.REF_MIN_SCORE, module.REF_MAX_SCORE
+
+
+def d4rl_file(name: str) -> Path | None:
+    """Where a file of the installed d4rl package lies, without importing d4rl; None where it is not installed."""
     try:
         files = importlib.metadata.files("d4rl") or []
     except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.as_posix() == "d4rl/infos.py":
-            spec = importlib.util.spec_from_file_location("d4rl_infos", Path(str(file.locate())))
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module.DATASET_URLS, module.REF_MIN_SCORE, module.REF_MAX_SCORE
-    return {}, {}, {}
+        return None
+    return next((Path(str(file.locate())) for file in files if file.as_posix() == name), None)
 
 
 def lookup(dataset: str, fetch: Fetch) -> DatasetInfo:
@@ -258,7 +263,6 @@ def _warnings(report: dict[str, Any], columns: Columns, lengths: np.ndarray, inf
     clip = "were clipped" if fetch.clip_actions else "are kept: fetch.clip_actions would clip them"
     candidates = {
         "it has no environment: it trains a policy, but none can be evaluated": info.environment is None,
-        "AntMaze has no simulator here yet: it trains a policy, but none can be evaluated": info.suite == "antmaze",
         "the file has no `timeouts`": "timeouts" not in columns,
         "the last episode has no end in the file": report["unfinished_last_episode"],
         f"{single} of {len(lengths)} episodes have a single step": single,

@@ -2,7 +2,8 @@
 
 Locomotion runs on gymnasium's `-v4` environments: `-v5` changes the rewards. Adroit runs on gymnasium-robotics'
 `AdroitHand*-v1` with D4RL's rewards put back: release 1.4.2 pays for distance between palm and object in door, hammer and
-relocate, and does not end a pen episode when the pen is dropped. Any other gymnasium id runs as it is.
+relocate, and does not end a pen episode when the pen is dropped. AntMaze is this project's own (tap/antmaze.py). Any other
+gymnasium id runs as it is, and `d4rl` stands for D4RL's own environment of the dataset (tap/d4rl_gym.py).
 """
 
 import contextlib
@@ -19,7 +20,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from tap.datasets import DatasetInfo
+from tap import registration
+from tap.datasets import DatasetInfo, known_datasets
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
@@ -36,10 +38,11 @@ class State:
 
 
 class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """Clips actions into the action space, and remembers its State."""
+    """A dataset's environment: clips actions into the action space, remembers its State, knows D4RL's score."""
 
-    def __init__(self, env: gymnasium.Env[np.ndarray, np.ndarray]) -> None:
+    def __init__(self, env: gymnasium.Env[np.ndarray, np.ndarray], info: DatasetInfo) -> None:
         super().__init__(env)
+        self.info = info
         assert isinstance(env.action_space, gymnasium.spaces.Box)
         self.box = env.action_space
         self.seed: int | None = None
@@ -57,6 +60,13 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
         self.actions.append(action)
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), bool(terminated), bool(truncated), info
+
+    def get_normalized_score(self, score: float) -> float:
+        """D4RL's method of this name: a return as a fraction, 0 for a random policy, 1 for an expert.
+
+        It is `normalized_score` / 100. Raises ValueError where the dataset has no reference scores.
+        """
+        return float(normalized_score(self.info, np.asarray(score))) / 100
 
 
 class D4RLReward(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
@@ -124,27 +134,29 @@ D4RL_RULES = {
 }
 
 
-def make_environment(info: DatasetInfo) -> Simulator:
+def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
 
-    Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first.
+    Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
+    "d4rl" is D4RL's own environment. `options`, such as render_mode, go to `gymnasium.make`.
     Raises ValueError where there is no such simulator, or where it does not speak in flat vectors of real numbers.
     """
-    if info.suite == "antmaze":
-        raise ValueError(
-            f"{info.id}: this version trains on AntMaze files but has no AntMaze simulator yet: it cannot evaluate this dataset"
-        )
     key = f"datasets.{info.id}.fetch.environment in params.yaml"
     if info.environment is None:
         raise ValueError(f"{info.id} names no environment to evaluate in: set {key} to a gymnasium id")
     mujoco.set_mju_user_warning(_log_mujoco_warning)
+    gymnasium.register_envs(registration)
     rule = D4RL_RULES.get(info.environment)
     if rule is not None:
         _register_robotics(info)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*out of date", category=DeprecationWarning)  # "use v5"
-            env = gymnasium.make(info.environment, max_episode_steps=info.max_episode_steps, disable_env_checker=True)
+            if info.environment == "d4rl":
+                name, options = "tap/D4RL-v0", options | {"dataset": info.id}
+            else:
+                name = info.environment
+            env = gymnasium.make(name, max_episode_steps=info.max_episode_steps, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"{info.id}: gymnasium cannot make {info.environment!r} ({error}): correct {key}") from error
     for name, space in (("observations", env.observation_space), ("actions", env.action_space)):
@@ -154,7 +166,12 @@ def make_environment(info: DatasetInfo) -> Simulator:
                 f"{info.id}: {info.environment} has {name} in {space}, but TAP needs a flat Box of floats: register a wrapped "
                 f"environment (by gymnasium.wrappers.FlattenObservation, for one) and name it as {key}"
             )
-    return Simulator(env if rule is None else D4RLReward(env, rule))
+    return Simulator(env if rule is None else D4RLReward(env, rule), info)
+
+
+def make_known_environment(dataset: str, **options: Any) -> Simulator:
+    """The simulator of a known dataset, by its id: what `gymnasium.make("tap/DATASET")` gives (tap/registration.py)."""
+    return make_environment(known_datasets()[dataset], **options)
 
 
 def _register_robotics(info: DatasetInfo) -> None:
@@ -203,9 +220,9 @@ def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
 
 
 def versions() -> dict[str, str]:
-    """Release of each installed package that a score depends on."""
+    """Release of each installed package that a score may depend on; the last three run `environment: d4rl`."""
     found = {}
-    for package in ("gymnasium", "gymnasium-robotics", "mujoco", "numpy", "torch"):
+    for package in ("gymnasium", "gymnasium-robotics", "mujoco", "numpy", "torch", "d4rl", "gym", "mujoco-py"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

@@ -43,7 +43,7 @@ class Fetch(Section):
     source: Source | None = None
     path: Path | None = None  # source "file": an HDF5 file; without it, D4RL's cache folder is searched
     suite: Suite | None = None  # without it, what suite_of says
-    environment: str | None = None  # a gymnasium id
+    environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment of the dataset, where d4rl can be imported
     max_episode_steps: PositiveInt | None = None
     reference_min_score: float | None = None
     reference_max_score: float | None = None

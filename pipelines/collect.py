@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
+
+from pipelines.recording import describe_returns, episode_returns, write_recording
 
 MEDIUM_EPISODES = 20  # the policy is medium when this many episodes in a row return enough on average
 # Networks that one CPU core trains in minutes, and random actions at the start, as is usual for SAC on MuJoCo's tasks.
@@ -44,12 +45,6 @@ class UntilMedium(BaseCallback):
             print(f"step {self.num_timesteps}: mean return of the last episodes {np.mean(self.recent):.0f}", flush=True)
         medium = len(self.recent) == MEDIUM_EPISODES and np.mean(self.recent) >= self.medium_return
         return not (medium and self.num_timesteps >= self.at_least)
-
-
-def episode_returns(rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Undiscounted return of each finished episode."""
-    pieces = np.split(rewards, np.flatnonzero(ends) + 1)
-    return np.array([piece.sum() for piece in pieces[: int(ends.sum())]])
 
 
 def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_return: float, seed: int) -> dict[str, Any]:
@@ -82,16 +77,10 @@ def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "transitions": rows,
         "finished_episodes": len(returns),
-        "return": {"mean": float(returns.mean()), "min": float(returns.min()), "max": float(returns.max())},
+        "return": describe_returns(returns),
         "return_histogram": {"counts": counts.tolist(), "edges": edges.round(1).tolist()},
     }
-    temporary = out.with_name(out.name + ".tmp")
-    with h5py.File(temporary, "w") as file:
-        for name, values in columns.items():
-            file.create_dataset(name, data=values, compression="gzip", compression_opts=9, shuffle=True)
-        file.attrs.update({key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()})
-    temporary.replace(out)
-    out.with_suffix(".json").write_text(json.dumps(provenance, indent=2) + "\n")
+    write_recording(out, columns, provenance)
     return provenance
 
 

@@ -79,17 +79,17 @@ class AntMaze(MujocoEnv):
         """Put the ant at the start, up to 0.1 off in each position, and draw a goal; both from `np_random`."""
         positions = self.init_qpos + self.np_random.uniform(-0.1, 0.1, self.model.nq)
         velocities = self.init_qvel + 0.1 * self.np_random.standard_normal(self.model.nv)
-        self.set_state(positions, velocities)
+        self.set_state(positions, velocities)  # type: ignore[no-untyped-call]
         self.goal = self.maze.draw_goal(self.maze.goal, self.np_random)
         return self.observation()
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.float64, bool, bool, dict[str, np.float64]]:
         """Simulate 0.1 s."""
         self.do_simulation(self.torque * np.clip(action, -1, 1), self.frame_skip)
         reached = bool(np.linalg.norm(self.data.qpos[:2] - self.goal) <= GOAL_RADIUS)
         if self.render_mode == "human":
-            self.render()
-        return self.observation(), float(reached), reached, False, {}
+            self.render()  # type: ignore[no-untyped-call]
+        return self.observation(), np.float64(reached), reached, False, {}
 
     def observation(self) -> np.ndarray:
         """The present observation (31,)."""

@@ -20,7 +20,7 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from tap import registration
+from tap import antmaze, d4rl_gym, registration
 from tap.datasets import DatasetInfo, known_datasets
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
@@ -145,7 +145,8 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     if info.environment is None:
         raise ValueError(f"{info.id} names no environment to evaluate in: set {key} to a gymnasium id")
     mujoco.set_mju_user_warning(_log_mujoco_warning)
-    gymnasium.register_envs(registration)
+    for module in (registration, antmaze, d4rl_gym):  # registered by name; imported to let DVC see what a score depends on
+        gymnasium.register_envs(module)
     rule = D4RL_RULES.get(info.environment)
     if rule is not None:
         _register_robotics(info)

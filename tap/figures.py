@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
+from tap.mazes import CELL_SIZE, MAZES, Maze
 from tap.results import Result, Row, read_paper
 from tap.tables import Column, Comparison, Study, column_means
 
@@ -288,6 +289,40 @@ def horizon_latency_figure(datasets: Mapping[str, Sequence[tuple[int, Row]]]) ->
         axes.set(xlabel="steps planned ahead", ylabel="seconds")
         axes.legend()
         return figure
+
+
+def maze_figure(name: str, paths: Sequence[np.ndarray] = ()) -> Figure:
+    """One of MAZES as in the paper's figure of AntMaze, with the positions (T, 2) of trajectories drawn over it, in metres."""
+    return mazes_figure({name: paths})
+
+
+def mazes_figure(paths: Mapping[str, Sequence[np.ndarray]]) -> Figure:
+    """Several of MAZES side by side at one scale, each with its trajectories as in `maze_figure`."""
+    columns = [len(MAZES[name].rows[0]) for name in paths]
+    with rc_context(STYLE):
+        height = 0.24 * max(len(MAZES[name].rows) for name in paths) + 0.7
+        figure = Figure(figsize=(max(0.24 * sum(columns) + 0.3 * len(columns), 2.4), height))
+        grid = figure.subplots(1, len(paths), squeeze=False, width_ratios=columns)[0]
+        for axes, (name, drawn) in zip(grid, paths.items(), strict=True):
+            _draw_maze(axes, MAZES[name], drawn)
+            axes.set_title(name)
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), handlelength=1.2)
+        return figure
+
+
+def _draw_maze(axes: Axes, maze: Maze, paths: Sequence[np.ndarray]) -> None:
+    (left, bottom), (right, top) = maze.centre((0, 0)), maze.centre((len(maze.rows) - 1, len(maze.rows[0]) - 1))
+    half = CELL_SIZE / 2
+    for x, y in map(maze.centre, maze.walls):
+        axes.add_patch(Rectangle((x - half, y - half), CELL_SIZE, CELL_SIZE, color=DATASET, linewidth=0))
+    for path in paths:
+        axes.plot(*path.T, color=TAP, alpha=0.7, linewidth=0.8)
+    axes.plot(*maze.centre(maze.start), "o", color=INK, markersize=5, label="start")
+    axes.plot(*maze.centre(maze.goal), "*", color=OTHER, markersize=9, label="goal")
+    axes.set(xlim=(left - half, right + half), ylim=(bottom - half, top + half), aspect="equal", xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
 
 
 def figure_png(figure: Figure) -> bytes:

@@ -66,7 +66,7 @@ class Maze:
         return self.free[int(np.argmin(np.sum((self.centres - position) ** 2, axis=1)))]
 
     def draw_goal(self, cell: Cell, rng: np.random.Generator) -> np.ndarray:
-        """A goal (2,) in `cell`: its centre, plus `goal_shift`, U(0, 1) and U(0, 0.5) on each axis; never below 0, as in D4RL."""
+        """A goal (2,) in `cell`: centre + `goal_shift` + U(0, 1) + U(0, 0.5) on each axis, but as in D4RL never below 0."""
         goal = self.centre(cell) + self.goal_shift + rng.uniform(0, 1.0, 2) + rng.uniform(0, 0.5, 2)
         return np.maximum(goal, 0.0)
 

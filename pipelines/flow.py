@@ -78,6 +78,8 @@ def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> li
         chosen.append(Instance("fetch", dataset))
         for seed in _listed("seeds", seeds, file.seeds):
             chosen += [Instance(stage, dataset, seed) for stage in STAGES[1:]]
+            if seed == file.seeds[0]:
+                chosen.append(Instance("diagnose", dataset, seed))
             if dataset in file.ablate.datasets:
                 for stage, ablations in (("ablations", file.ablate.planners), ("model_ablations", file.ablate.models)):
                     chosen += [Instance(stage, dataset, seed, ablation) for ablation in ablations]

@@ -41,6 +41,7 @@ class Comparison:
     """
 
     title: str
+    state: State
     planned_observations: np.ndarray  # (H, O)
     planned_actions: np.ndarray  # (H, A)
     planned_rewards: np.ndarray  # (H,)
@@ -50,13 +51,13 @@ class Comparison:
     @property
     def state_prediction_error(self) -> float:
         """Mean squared error of the planned states, over steps and dimensions."""
-        steps = len(self.simulated_observations)
-        return float(np.mean((self.planned_observations[:steps] - self.simulated_observations) ** 2))
+        return state_prediction_error(self.planned_observations, self.simulated_observations)
 
     def as_json(self) -> dict[str, Any]:
-        """Nested lists, under the keys "title", "planned" and "simulated"."""
+        """Nested lists, under the keys "title", "state", "planned" and "simulated"."""
         return {
             "title": self.title,
+            "state": {"seed": self.state.seed, "actions": [action.tolist() for action in self.state.actions]},
             "planned": {
                 "observations": self.planned_observations.tolist(),
                 "actions": self.planned_actions.tolist(),
@@ -179,6 +180,27 @@ def _latencies(policy_like: PlansAhead, observations_EO: np.ndarray, planner_see
     return np.array(seconds[WARM_UP_DECISIONS:])
 
 
+def follow(env: gymnasium.Env[np.ndarray, np.ndarray], state: State, actions_HA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the simulator makes of `actions_HA` from `state`: observations (n, O) before each action and rewards (n,).
+
+    n <= H: it stops where the episode does.
+    """
+    observation = set_state(env, state)
+    observations, rewards = [], []
+    for action in actions_HA:
+        observations.append(observation)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            break
+    return np.array(observations), np.array(rewards)
+
+
+def state_prediction_error(planned_HO: np.ndarray, simulated_nO: np.ndarray) -> float:
+    """Mean squared error of planned states over the n steps that were simulated, and over dimensions."""
+    return float(np.mean((planned_HO[: len(simulated_nO)] - simulated_nO) ** 2))
+
+
 PlanRow = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -188,15 +210,7 @@ def _row(plan: "Plan", row: int) -> PlanRow:
 
 
 def _compare(title: str, env: gymnasium.Env[np.ndarray, np.ndarray], state: State, planned: PlanRow) -> Comparison:
-    observation = set_state(env, state)
-    observations, rewards = [], []
-    for action in planned[1]:
-        observations.append(observation)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        rewards.append(float(reward))
-        if terminated or truncated:
-            break
-    return Comparison(title, *planned, np.array(observations), np.array(rewards))
+    return Comparison(title, state, *planned, *follow(env, state, planned[1]))
 
 
 class _Progress:

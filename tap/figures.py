@@ -1,5 +1,6 @@
 """Figures of results, training and plans, as SVG for a page with light and dark colours and as PNG for slides."""
 
+import base64
 import csv
 import io
 import re
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
@@ -25,6 +29,13 @@ Validation = dict[str, Any]
 # Okabe and Ito's colours, told apart by colour-blind readers. In the page, CSS puts its own light or dark ones in their place.
 INK, MUTED, GRID, DATASET, TAP, OTHER = "#1c2128", "#5b6470", "#dce0e5", "#a3acb8", "#0072b2", "#d55e00"
 THEME = {INK: "--ink", MUTED: "--muted", GRID: "--grid", DATASET: "--dataset", TAP: "--tap", OTHER: "--other"}
+FEW_TO_MANY = LinearSegmentedColormap.from_list("few to many", [DATASET, TAP])
+SEARCHES = {
+    "uniform": "Uniform over the codebook",
+    "prior": "From the prior",
+    "prior_sampling": "Sampling",
+    "beam": "Beam search",
+}
 STYLE: Any = {
     "figure.figsize": (4.6, 4.0),
     "figure.constrained_layout.use": True,
@@ -323,6 +334,68 @@ def _draw_maze(axes: Axes, maze: Maze, paths: Sequence[np.ndarray]) -> None:
     axes.set(xlim=(left - half, right + half), ylim=(bottom - half, top + half), aspect="equal", xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+
+
+def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Predicted return of drawn plans against the error of their states, one panel a distribution, bluer where more fall."""
+    returns, errors = (
+        np.concatenate([drawn[key] for drawn in distributions.values()])
+        for key in ("predicted_returns", "state_prediction_errors")
+    )
+    extent = (returns.min(), returns.max(), *np.log10([errors.min(), errors.max()]))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 2.9))
+        panels = figure.subplots(1, len(distributions), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, (name, drawn) in zip(panels, distributions.items(), strict=True):
+            x, y = drawn["predicted_returns"], drawn["state_prediction_errors"]
+            shape: dict[str, Any] = {"extent": extent, "gridsize": 28, "mincnt": 1, "linewidths": 0}
+            axes.hexbin(x, y, yscale="log", bins="log", cmap=FEW_TO_MANY, **shape)
+            axes.axhline(np.median(y), color=INK, linestyle="--", linewidth=1)
+            axes.set_title(f"{SEARCHES[name]}\nmedian error {np.median(y):.2g} (dashed)")
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.set_xlabel("predicted return")
+        panels[0].set_ylabel("state prediction error")
+        return figure
+
+
+def candidates_figure(plans: Sequence[Mapping[str, Any]]) -> Figure:
+    """The plans that each search chooses from, in two observation dimensions: a column a search, a row a state.
+
+    Colour tells the rank of a plan's objective among both searches' plans. Pictures of the simulator stand below their panel.
+    """
+    searches = list(plans[0]["searches"])
+    heights = [height for each in plans for height in ([1.0, 0.3] if each["frames"] else [1.0])]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 0.4 + 2.1 * sum(heights)))
+        grid = figure.subplots(len(heights), len(searches), squeeze=False, gridspec_kw={"height_ratios": heights})
+        rows = iter(grid)
+        for each in plans:
+            panels = next(rows)
+            everything = np.concatenate([each["searches"][search]["scores"] for search in searches])
+            for axes, search in zip(panels, searches, strict=True):
+                _draw_candidates(axes, each["searches"][search], np.sort(everything))
+                axes.sharex(panels[0])
+                axes.sharey(panels[0])
+                axes.set_title(f"{SEARCHES[search]}\n{each['title']}")
+                axes.set_xlabel(f"obs. {each['dimensions'][0]}")
+            panels[0].set_ylabel(f"obs. {each['dimensions'][1]}")
+            if each["frames"]:
+                for axes, search in zip(next(rows), searches, strict=True):
+                    axes.imshow(imread(io.BytesIO(base64.b64decode(each["frames"][search]))))
+                    axes.set_axis_off()
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper right", ncols=2, handlelength=2)
+        return figure
+
+
+def _draw_candidates(axes: Axes, drawn: Mapping[str, Any], sorted_scores: np.ndarray) -> None:
+    observations, order = np.asarray(drawn["observations"]), np.argsort(drawn["scores"])
+    ranks = np.searchsorted(sorted_scores, np.asarray(drawn["scores"])[order]) / len(sorted_scores)
+    lines = LineCollection(list(observations[order]), array=ranks, cmap=FEW_TO_MANY, linewidths=0.6, alpha=0.6, rasterized=True)
+    lines.set_clim(0, 1)
+    axes.add_collection(lines)
+    axes.plot(*observations[drawn["chosen"]].T, color=OTHER, marker=".", markersize=4, label="chosen plan")
+    axes.plot(*np.asarray(drawn["simulated"]).T, color=INK, linestyle="--", label="simulated")
 
 
 def figure_png(figure: Figure) -> bytes:

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -18,8 +19,10 @@ from matplotlib.figure import Figure
 from tap.figures import (
     Validation,
     ablation_figure,
+    candidates_figure,
     codebook_figure,
     dimension_latency_figure,
+    distribution_figure,
     figure_png,
     figure_svg,
     horizon_latency_figure,
@@ -83,6 +86,8 @@ def pictures(dataset: str, results: Sequence[Result], validation: Validation | N
         )
         alt = f"Planned and simulated observations and rewards: {'; '.join(example['title'] for example in examples)}."
         found.append(Picture(f"{dataset}-plan", "A plan against the simulator", caption, alt, plan_figure(examples)))
+    for path in _of_dataset(dataset, plots / "diagnose", "json")[:1]:
+        found += _diagnosis(dataset, read_json(path), path.stem.rpartition("-")[2])
     if vqvae or prior:
         caption = "One pair of lines a seed. Held-out episodes were never trained on: far above training, the model overfits."
         last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior])
@@ -94,6 +99,27 @@ def pictures(dataset: str, results: Sequence[Result], validation: Validation | N
         alt = f"Share of codes in use and codebook perplexity against updates; last shares by seed: {last}."
         found.append(Picture(f"{dataset}-codebook", "Codebook", caption, alt, codebook_figure(vqvae)))
     return found
+
+
+def _diagnosis(dataset: str, diagnosis: dict[str, Any], seed: str) -> list[Picture]:
+    distributions, plans = diagnosis["distributions"], diagnosis["plans"]
+    medians = ", ".join(
+        f"{statistics.median(drawn['state_prediction_errors']):.2g} {name}" for name, drawn in distributions.items()
+    )
+    spread = Picture(
+        f"{dataset}-distribution",
+        "Drawn plans: what they promise, and how far they are off",
+        f"Seed {seed}. Plans from the episodes' first states; mean squared error of their states, which the simulator tells by "
+        "following their actions. Bluer: more plans.",
+        f"Predicted return against state prediction error of drawn plans; median errors: {medians}.",
+        distribution_figure(distributions),
+    )
+    shown = "; ".join(f"{each['title']} in observations {' and '.join(map(str, each['dimensions']))}" for each in plans)
+    caption = f"Seed {seed}. Lines are predicted states, bluer where the objective ranks a plan higher, dots the steps."
+    if any(each["frames"] for each in plans):
+        caption += " Below: the simulator at the beginning, middle and end of the chosen plan."
+    alt = f"All candidate plans of sampling and beam search, with the chosen one and its simulation, from {shown}."
+    return [spread, Picture(f"{dataset}-candidates", "What the search chooses from", caption, alt, candidates_figure(plans))]
 
 
 def experiment_pictures(rows: Sequence[Row], validations: Mapping[str, Validation]) -> list[Picture]:

@@ -189,6 +189,7 @@ def test_examples_set_plan_beside_simulation():
     # Steps 2, 3 and 4 are the last before the time limit.
     assert json.loads(json.dumps(middle.as_json())) == {
         "title": "step 2 of episode 0",
+        "state": {"seed": 0, "actions": [[0.5], [0.5]]},
         "planned": {"observations": [[1], [1.75], [2.5], [3.25]], "actions": [[0.5]] * 4, "rewards": [1.75, 2.5, 3.25, 4]},
         "simulated": {"observations": [[1], [1.5], [2]], "rewards": [1.5, 2, 2.5]},
     }

@@ -87,6 +87,11 @@ stages:
     cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
     deps: ["data/prior/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+  diagnose:
+    matrix: {dataset: "${datasets}", seed: ["${seeds[0]}"]}
+    cmd: python stage.py diagnose@${item.dataset}-${item.seed} data/plots/diagnose/${item.dataset}-${item.seed}.json
+    deps: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+    outs: ["data/plots/diagnose/${item.dataset}-${item.seed}.json"]
   ablations:
     matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablate.planners}"}
     cmd: >-
@@ -99,7 +104,7 @@ stages:
     deps: [data/metrics]
     outs: [data/report]
 """
-CHAIN = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0", "ablations@a-0-no-search", "report"]
+CHAIN = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0", "diagnose@a-0", "ablations@a-0-no-search", "report"]
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ def gone(process: psutil.Process) -> bool:
 
 def test_instances_run_after_what_they_build_on(project: Path) -> None:
     every = flow.instances(None, None)
-    assert len(every) == len(set(every)) == 2 * (1 + 2 * 4) + 1
+    assert len(every) == len(set(every)) == 2 * (1 + 2 * 4 + 1) + 1  # diagnose is for the first seed only
     assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
     assert Instance("evaluate", "a", 0).builds_on(Instance("fetch", "a"))
     assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))
@@ -187,7 +192,7 @@ def test_flow_runs_what_is_stale_and_shows_its_output(
 
     flow.run(["a"], [0], promote=False)
     assert ran(project) == []
-    assert "All 6 stages are up to date" in capsys.readouterr().out
+    assert "All 7 stages are up to date" in capsys.readouterr().out
 
     (project / "fail").write_text("train_prior@a-1")
     with pytest.raises(ValueError, match=r"stage train_prior@a-1 failed.*dvc repro --single-item train_prior@a-1"):

@@ -119,7 +119,11 @@ def test_repro_makes_every_stages_results(reproduced: Path) -> None:
     assert result["normalized_score"] == pytest.approx(np.mean(result["returns"]))  # reference scores 0 and 100
     assert result["behaviour"]["mean_return"] == pytest.approx(sum(EPISODE_LENGTHS) / len(EPISODE_LENGTHS), rel=0.05)
     assert list(metrics(reproduced, "ablations")) == ["my-hopper-3-no-search.json", "my-hopper-3-unconditional.json"]
+    drawn = metrics(reproduced, "diagnose")["my-hopper-3.json"]
+    assert drawn["protocol"].startswith("16 plans of 6 steps, 8 from the first state of each of 2 episodes, seeds 1000-1001")
+    assert drawn["digest"] == result["digest"] and {"prior", "uniform"} <= set(drawn)
     assert "my-hopper" in (reproduced / "data/report/index.html").read_text()
+    assert (reproduced / "data/report/my-hopper-candidates.png").exists()
 
 
 def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
@@ -142,7 +146,7 @@ def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) 
     (reproduced / "params.yaml").write_text(yaml.safe_dump(content))
     stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
     (reproduced / "params.yaml").write_text(text)
-    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations"}
+    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations", "diagnose"}
     assert before == {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
 
 

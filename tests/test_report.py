@@ -1,4 +1,6 @@
+import base64
 import csv
+import io
 import json
 import statistics
 import subprocess
@@ -9,8 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.image import imsave
 
-from tap.figures import codebook_figure, loss_figure, plan_figure, read_curves, returns_figure, score_figure
+from tap.figures import (
+    candidates_figure,
+    codebook_figure,
+    distribution_figure,
+    loss_figure,
+    plan_figure,
+    read_curves,
+    returns_figure,
+    score_figure,
+)
 from tap.report import pictures, write_report
 from tap.results import Result, load_results, mean_and_standard_error, paper_scores, table_rows
 
@@ -97,6 +109,32 @@ def examples() -> list[dict[str, Any]]:
     ]
 
 
+def diagnosis() -> dict[str, Any]:
+    """Two plans each of a sampling and a beam, from two states: one with pictures of the simulator, one without."""
+    pixels = io.BytesIO()
+    imsave(pixels, np.zeros((2, 6, 3), np.uint8), format="png")
+    picture = base64.b64encode(pixels.getvalue()).decode()
+    plans = {
+        "observations": [[[0, 0], [1, 1]], [[0, 0], [2, 3]]],
+        "scores": [5.0, 7.0],
+        "chosen": 1,
+        "chosen_actions": [[0], [0]],
+        "simulated": [[0, 0], [2, 2]],
+    }
+    searches = {"prior_sampling": plans, "beam": plans | {"scores": [8.0, 9.0]}}
+    frames: dict[str, str] = dict.fromkeys(searches, picture)
+    return {
+        "distributions": {
+            name: {"predicted_returns": [1.0, 2.0, 4.0], "state_prediction_errors": [0.1, error, 0.3]}
+            for name, error in (("uniform", 0.25), ("prior", 0.125))
+        },
+        "plans": [
+            {"title": title, "dimensions": [1, 4], "searches": searches, "frames": each}
+            for title, each in (("first state of episode 0", frames), ("step 7 of episode 0", {}))
+        ],
+    }
+
+
 def write(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -118,6 +156,7 @@ def write_data(data: Path) -> None:
         write(data / f"plots/train_vqvae/{key}.csv", VQVAE_CSV)
         write(data / f"plots/train_prior/{key}.csv", PRIOR_CSV)
         write(data / f"plots/evaluate/{key}.json", {"examples": examples()})
+    write(data / f"plots/diagnose/{dataset}-0.json", diagnosis())
     write(data / f"raw/{dataset}/validation.json", validation())
 
 
@@ -136,7 +175,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         addresses = [values.get(key) or "#" for key in ("src", "href", "xlink:href", "srcset", "data")]
-        self.fetched += [address for address in addresses if not address.startswith("#")]
+        self.fetched += [address for address in addresses if not address.startswith(("#", "data:"))]
         self.drawings += tag == "svg"
         if values.get("role") == "img":
             self.alts.append(values["aria-label"] or "")
@@ -305,6 +344,24 @@ def test_plan_figure_shows_the_observations_that_move_most() -> None:
     assert (len(simulated.get_xdata()), len(planned.get_xdata())) == (4, 6)
 
 
+def test_candidate_plans_are_ranked_over_both_searches_with_the_chosen_one_on_top() -> None:
+    sampling, beam, *frames, later, _ = candidates_figure(diagnosis()["plans"]).axes
+    assert len(frames) == 2 and all(each.images for each in frames)  # the second state has none
+    assert sampling.get_title(loc="left") == "Sampling\nfirst state of episode 0"
+    assert later.get_title(loc="left") == "Sampling\nstep 7 of episode 0"
+    assert (sampling.get_xlabel(), sampling.get_ylabel()) == ("obs. 1", "obs. 4")
+    assert [each.collections[0].get_array().tolist() for each in (sampling, beam)] == [[0, 0.25], [0.5, 0.75]]
+    chosen, simulated = beam.lines
+    assert (list(chosen.get_ydata()), list(simulated.get_ydata())) == ([0, 3], [0, 2])
+
+
+def test_distributions_share_their_axes_and_show_medians() -> None:
+    uniform, prior = distribution_figure(diagnosis()["distributions"]).axes
+    assert "median error 0.25" in uniform.get_title(loc="left") and "median error 0.12" in prior.get_title(loc="left")
+    assert uniform.get_xlim() == prior.get_xlim() and uniform.get_ylim() == prior.get_ylim()
+    assert sum(prior.collections[0].get_array()) == 3
+
+
 def test_axes_have_labels() -> None:
     curves = {name: np.arange(1.0, 4) for name in VQVAE_CSV.split("\n")[0].split(",")}
     for figure in (score_figure([result()], validation()), returns_figure(validation()), loss_figure([curves], [curves])):
@@ -328,7 +385,7 @@ def test_the_page_fetches_nothing_and_says_what_its_figures_show(data: Path) -> 
     assert page.fetched == []
     assert "url(" not in (data / "report/index.html").read_text().replace("url(#", "")
     assert page.open == []  # every tag is closed
-    assert page.drawings == len(page.alts) == 6
+    assert page.drawings == len(page.alts) == 8
     assert all(len(alt) > 40 for alt in page.alts)
     assert not any(word in page.words for word in ("None", "nan", "Undefined", "{{"))
 
@@ -358,7 +415,7 @@ def test_the_page_holds_the_results(data: Path) -> None:
 
 def test_figures_are_saved_beside_the_page(data: Path) -> None:
     names = {path.name for path in (data / "report").iterdir()}
-    figures = ("scores", "plan", "losses", "codebook", "returns")
+    figures = ("scores", "plan", "distribution", "candidates", "losses", "codebook", "returns")
     pages = {"index.html", "results.md", "experiments-latency.png"}
     assert names == pages | {f"hopper-medium-replay-{name}.png" for name in figures}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in (data / "report").glob("*.png"))

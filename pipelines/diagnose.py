@@ -1,0 +1,95 @@
+"""Stage diagnose: the plans that a policy's searches choose from, beside what the simulator makes of them (paper, appendix).
+
+Example: python -m pipelines.diagnose hopper-medium-replay 0
+"""
+
+import base64
+import io
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.image import imsave
+
+from pipelines.stage import main
+from pipelines.train import instance_key, output_folder
+from tap.datasets import DatasetInfo, lookup
+from tap.diagnostics import EPISODES, distribution, render, visualise, with_planner
+from tap.environments import State, make_environment, versions
+from tap.files import read_json, write_json
+from tap.policy import Policy
+from tap.settings import Runtime, load_params
+from tap.tracking import git_state
+from tap.training import choose_device
+
+VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to draw plans in, where they are known
+
+
+def run(dataset: str, seed: int) -> None:
+    params, key = load_params(Path("params.yaml"), dataset), instance_key(dataset, seed)
+    info, planner = lookup(dataset, params.fetch), params.evaluate.planner
+    validation = read_json(Path("data/raw") / dataset / "validation.json")
+    examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
+    vqvae, prior = (output_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
+    policy = Policy.join(vqvae, prior, planner, choose_device(Runtime().device))
+
+    episodes = min(EPISODES, params.evaluate.episodes)
+    starts = [State(params.evaluate.seed + episode) for episode in range(episodes)]
+    samples = -(-planner.samples // episodes)
+    states = [state_of(example["state"]) for example in examples]
+    with closing(make_environment(info)) as env:
+        distributions = {
+            name: distribution(with_planner(policy, search=f"{name}_sampling", samples=samples), env, starts, seed)
+            for name in ("uniform", "prior")
+        }
+        plans = [visualise(policy, env, state, VIEWS.get(info.suite), seed) for state in states]
+    for example, state, shown in zip(examples, states, plans, strict=True):
+        shown["title"] = example["title"]
+        shown["frames"] = frames(info, state, shown["searches"])
+    write_json(
+        Path(f"data/plots/diagnose/{key}.json"),
+        {"distributions": {name: each.as_json() for name, each in distributions.items()}, "plans": plans},
+    )
+    metrics = {
+        "dataset": dataset,
+        "source": validation["source"],
+        "digest": validation["digest"],
+        "scale": params.scale,
+        "environment": info.environment,
+        "versions": versions(),
+        "seed": seed,
+        "protocol": f"{samples * episodes} plans of {planner.horizon} steps, {samples} from the first state of each of "
+        f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint",
+        "git_commit": git_state()[0],
+    }
+    write_json(
+        Path(f"data/metrics/diagnose/{key}.json"), metrics | {name: each.summarize() for name, each in distributions.items()}
+    )
+
+
+def state_of(example: dict[str, Any]) -> State:
+    """The state of an example that the stage evaluate wrote."""
+    return State(example["seed"], tuple(np.array(action, np.float32) for action in example["actions"]))
+
+
+def frames(info: DatasetInfo, state: State, searches: dict[str, Any]) -> dict[str, str]:
+    """For each search, the simulator following its chosen plan: a PNG in base64. Nothing where no renderer works."""
+    os.environ.setdefault("MUJOCO_GL", "egl")  # needs no display
+    found = {}
+    try:
+        with closing(make_environment(info, render_mode="rgb_array")) as env:
+            for search, shown in searches.items():
+                with io.BytesIO() as file:
+                    imsave(file, render(env, state, np.array(shown["chosen_actions"], np.float32)), format="png")
+                    found[search] = base64.b64encode(file.getvalue()).decode()
+    except Exception as error:  # whatever a graphics driver raises: pictures are an extra
+        print(f"no pictures of the simulator: {type(error).__name__}: {error}", file=sys.stderr)
+        return {}
+    return found
+
+
+if __name__ == "__main__":
+    main(run)

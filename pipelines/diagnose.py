@@ -16,6 +16,7 @@ from matplotlib.image import imsave
 
 from pipelines.stage import main
 from pipelines.train import instance_key, output_folder
+from tap.antmaze import AntMaze
 from tap.datasets import DatasetInfo, lookup
 from tap.diagnostics import EPISODES, distribution, render, visualise, with_planner
 from tap.environments import State, make_environment, versions
@@ -46,8 +47,10 @@ def run(dataset: str, seed: int) -> None:
             for name in ("uniform", "prior")
         }
         plans = [visualise(policy, env, state, VIEWS.get(info.suite), seed) for state in states]
+        maze = env.unwrapped.maze if isinstance(env.unwrapped, AntMaze) else None
     for example, state, shown in zip(examples, states, plans, strict=True):
         shown["title"] = example["title"]
+        shown["walls"] = [maze.centre(cell).tolist() for cell in maze.walls] if maze else []
         shown["frames"] = frames(info, state, shown["searches"])
     write_json(
         Path(f"data/plots/diagnose/{key}.json"),

@@ -325,8 +325,7 @@ def mazes_figure(paths: Mapping[str, Sequence[np.ndarray]]) -> Figure:
 def _draw_maze(axes: Axes, maze: Maze, paths: Sequence[np.ndarray]) -> None:
     (left, bottom), (right, top) = maze.centre((0, 0)), maze.centre((len(maze.rows) - 1, len(maze.rows[0]) - 1))
     half = CELL_SIZE / 2
-    for x, y in map(maze.centre, maze.walls):
-        axes.add_patch(Rectangle((x - half, y - half), CELL_SIZE, CELL_SIZE, color=DATASET, linewidth=0))
+    _draw_walls(axes, [maze.centre(cell).tolist() for cell in maze.walls])
     for path in paths:
         axes.plot(*path.T, color=TAP, alpha=0.7, linewidth=0.8)
     axes.plot(*maze.centre(maze.start), "o", color=INK, markersize=5, label="start")
@@ -334,6 +333,13 @@ def _draw_maze(axes: Axes, maze: Maze, paths: Sequence[np.ndarray]) -> None:
     axes.set(xlim=(left - half, right + half), ylim=(bottom - half, top + half), aspect="equal", xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+
+
+def _draw_walls(axes: Axes, centres: Sequence[Sequence[float]]) -> None:
+    """Wall cells of a maze, without a say in what the axes show."""
+    for x, y in centres:
+        corner = (x - CELL_SIZE / 2, y - CELL_SIZE / 2)
+        axes.add_artist(Rectangle(corner, CELL_SIZE, CELL_SIZE, color=DATASET, linewidth=0))
 
 
 def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
@@ -373,6 +379,7 @@ def candidates_figure(plans: Sequence[Mapping[str, Any]]) -> Figure:
             panels = next(rows)
             everything = np.concatenate([each["searches"][search]["scores"] for search in searches])
             for axes, search in zip(panels, searches, strict=True):
+                _draw_walls(axes, each["walls"])
                 _draw_candidates(axes, each["searches"][search], np.sort(everything))
                 axes.sharex(panels[0])
                 axes.sharey(panels[0])

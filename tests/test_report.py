@@ -129,8 +129,8 @@ def diagnosis() -> dict[str, Any]:
             for name, error in (("uniform", 0.25), ("prior", 0.125))
         },
         "plans": [
-            {"title": title, "dimensions": [1, 4], "searches": searches, "frames": each}
-            for title, each in (("first state of episode 0", frames), ("step 7 of episode 0", {}))
+            {"title": title, "dimensions": [1, 4], "searches": searches, "frames": each, "walls": walls}
+            for title, each, walls in (("first state of episode 0", frames, []), ("step 7 of episode 0", {}, [[4.0, -8.0]]))
         ],
     }
 
@@ -351,6 +351,8 @@ def test_candidate_plans_are_ranked_over_both_searches_with_the_chosen_one_on_to
     assert later.get_title(loc="left") == "Sampling\nstep 7 of episode 0"
     assert (sampling.get_xlabel(), sampling.get_ylabel()) == ("obs. 1", "obs. 4")
     assert [each.collections[0].get_array().tolist() for each in (sampling, beam)] == [[0, 0.25], [0.5, 0.75]]
+    assert [patch.get_bbox().extents.tolist() for patch in later.patches] == [[2, -10, 6, -6]]
+    assert later.get_ylim()[0] > -6  # a wall is seen only where plans come near
     chosen, simulated = beam.lines
     assert (list(chosen.get_ydata()), list(simulated.get_ydata())) == ([0, 3], [0, 2])
 

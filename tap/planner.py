@@ -8,8 +8,10 @@ H steps (= M * L), O observation, A action, X transition, K codebook size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from tap.prior import Prior
 from tap.settings import Planner
-from tap.transformer import Cache, select
+from tap.transformer import Cache, extend
 from tap.vqvae import VQVAE, Decoded
 from tap.windows import Normalizer
 
@@ -71,7 +73,7 @@ def draw_distinct(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """All plans that a search has scored at its last depth, all of a state's side by side: R = N * C rows."""
 
     codes_RM: Tensor
@@ -81,140 +83,178 @@ class _Candidates:
     score_R: Tensor
 
 
-def plan(
-    vqvae: VQVAE,
-    prior: Prior,
-    normalizer: Normalizer,
-    params: Planner,
-    observations_NO: Tensor,
-    generators: Sequence[torch.Generator],
-) -> Plan:
-    """The best plan from each raw state in `observations_NO`, drawing from its own generator (on the CPU)."""
-    found = _search(vqvae, prior, normalizer, params, observations_NO, generators)
-    N = len(observations_NO)
-    best_NC = found.score_R.view(N, -1)
-    row_N = best_NC.argmax(dim=1) + best_NC.shape[1] * torch.arange(N, device=best_NC.device)
-    return _finish(vqvae, normalizer, found, row_N)
+class Search:
+    """The search with one policy's models and params."""
 
+    def __init__(self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: Planner) -> None:
+        self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
+        self.num_codes = params.horizon // vqvae.params.latent_step
+        beam = params.search == "beam"
+        # Samples drawn from each kept plan, at the first depth from the empty one.
+        self.samples = [params.beam_width * params.expansion_factor if beam else params.samples]
+        self.samples += [params.expansion_factor if beam else 1] * (self.num_codes - 1)
+        self.kept = [1] + [params.beam_width if beam else params.samples] * (self.num_codes - 1)
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._memory = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None  # shared by all graphs
 
-def candidates(
-    vqvae: VQVAE,
-    prior: Prior,
-    normalizer: Normalizer,
-    params: Planner,
-    observations_NO: Tensor,
-    generators: Sequence[torch.Generator],
-) -> Plan:
-    """All C plans that the search scored at its last depth, from each state: a Plan whose arrays are (N, C, ...)."""
-    found = _search(vqvae, prior, normalizer, params, observations_NO, generators)
-    N, C = len(observations_NO), len(found.score_R) // len(observations_NO)
-    return _finish(vqvae, normalizer, found, torch.arange(N * C, device=found.score_R.device).view(N, C))
+    def plan(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
+        """The best plan from each raw state, drawing from its own generator (on the CPU)."""
+        return self._run(observations_NO, self.noise(generators), best=True)
 
+    def candidates(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
+        """All C plans that the search scored at its last depth, from each raw state: a Plan whose arrays are (N, C, ...)."""
+        return self._run(observations_NO, self.noise(generators), best=False)
 
-@torch.no_grad()
-def _search(
-    vqvae: VQVAE,
-    prior: Prior,
-    normalizer: Normalizer,
-    params: Planner,
-    observations_NO: Tensor,
-    generators: Sequence[torch.Generator],
-) -> _Candidates:
-    assert len(generators) == len(observations_NO)
-    state_NO = normalizer.normalize(observations_NO, vqvae.layout.observation)
-    search = beam_search if params.search == "beam" else sample
-    return search(vqvae, prior, normalizer, params, state_NO, generators)
+    def noise(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """All uniform numbers that a search uses, those of each of N generators in a row: (N, sum of `_noise_sizes`)."""
+        return torch.stack([torch.rand(sum(self._noise_sizes()), generator=generator) for generator in generators])
 
+    def noise_of_depths(self, noise: Tensor) -> list[Tensor]:
+        """`noise` by depth, with a row for each kept plan of each state: (N * W, S), without replacement (N * W, K)."""
+        parts = noise.split(self._noise_sizes(), dim=1)  # type: ignore[no-untyped-call]
+        return [part.reshape(len(noise) * kept, -1) for part, kept in zip(parts, self.kept, strict=True)]
 
-def beam_search(
-    vqvae: VQVAE,
-    prior: Prior,
-    normalizer: Normalizer,
-    params: Planner,
-    state_NO: Tensor,
-    generators: Sequence[torch.Generator],
-) -> _Candidates:
-    """Algorithm 1 of the paper: expand every kept plan by sampled codes, decode, keep the best by the objective."""
-    N, C = len(state_NO), params.beam_width * params.expansion_factor
-    num_codes = params.horizon // vqvae.params.latent_step
+    def _noise_sizes(self) -> list[int]:
+        size = self.vqvae.params.codebook.size
+        replacement = self.params.replacement or self.params.search != "beam"
+        return [kept * (samples if replacement else size) for kept, samples in zip(self.kept, self.samples, strict=True)]
 
-    # One empty plan for each state. Tensors of plans have a row for each, all of a state's side by side.
-    kept = 1
-    state_RO, codes_RM = state_NO, torch.empty(N, 0, dtype=torch.long, device=state_NO.device)
-    steps = Decoded(state_NO.new_empty(N, 0, vqvae.layout.transition_dim), state_NO.new_empty(N, 0))
-    log_probability_R = state_NO.new_zeros(N)
-    last_R1 = torch.full((N, 1), prior.start, device=state_NO.device)
-    prior_cache: Cache | None = None
-    decoder_cache: Cache | None = None
-    for depth in range(num_codes):
-        log_probs_R1K, prior_cache = prior(last_R1, state_RO, prior_cache)
-        log_probs_RK = log_probs_R1K[:, 0]
+    def draw(self, log_probs_RK: Tensor, noise: Tensor, samples: int) -> Tensor:
+        """The next codes (R, S) of each kept plan."""
+        if self.params.search == "uniform_sampling":
+            return draw(torch.zeros_like(log_probs_RK), noise)
+        if self.params.search == "beam" and not self.params.replacement:
+            return draw_distinct(log_probs_RK, noise, samples)
+        return draw(log_probs_RK, noise)
 
-        # Expand: the same number of samples from every kept plan.
-        samples = C // kept
-        if params.replacement:
-            drawn_RS = draw(log_probs_RK, _noise(generators, (kept, samples), state_NO.device).flatten(0, 1))
+    def objective(self, steps: Decoded, log_probability_R: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
+        """Predicted return (R,) of decoded plans, and their score (R,), where plans are held to beta^num_codes."""
+        layout = self.vqvae.layout
+        raw_RTX = self.normalizer.denormalize(steps.transitions_BTX)
+        end_RT = steps.end_logits_BT.sigmoid() if self.params.stop_at_end else None
+        discount = self.vqvae.params.windows.discount
+        value_R = predicted_return(raw_RTX[..., layout.reward], raw_RTX[..., layout.return_to_go], discount, end_RT)
+        return value_R, value_R + likelihood_penalty(log_probability_R, num_codes, self.params)
+
+    def beam_search(self, state_NO: Tensor, noise: Tensor) -> Candidates:
+        """The paper's algorithm 1, for all states at once; of the last depth's plans the best is the result.
+
+        1   Z_1: B * E codes drawn from p(z | s)
+        2   for t = 2 to T:
+        3       C_t: each plan of Z_(t-1), with each of E codes drawn from p(z_t | z_<t, s) after it
+        4       decode every plan of C_t
+        5       Z_t: the B best of C_t
+        6   return the best of the last decoded
+
+        Line 1 is line 3 for a single empty plan with B * E codes drawn after it. Its plans are decoded and cut to B as well.
+        """
+        N = len(state_NO)
+        # Tensors of plans have a row for each, all of a state's side by side.
+        state_RO, codes_RM = state_NO, torch.empty(N, 0, dtype=torch.long, device=state_NO.device)
+        steps = Decoded(state_NO.new_empty(N, 0, self.vqvae.layout.transition_dim), state_NO.new_empty(N, 0))
+        log_probability_R = state_NO.new_zeros(N)
+        last_R1 = torch.full((N, 1), self.prior.start, device=state_NO.device)
+        prior_past: Cache | None = None
+        decoder_past: Cache | None = None
+        for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
+            # 1, 3: expand. A kept plan is one row for the prior, however many codes are drawn after it.
+            samples = self.samples[depth]
+            log_probs_R1K, prior_new = self.prior(last_R1, state_RO, prior_past)
+            drawn_RS = self.draw(log_probs_R1K[:, 0], noise_of_depth, samples)
+            log_probability_R = (log_probability_R[:, None] + log_probs_R1K[:, 0].gather(1, drawn_RS)).flatten()
+            parent_R = torch.arange(len(drawn_RS), device=state_NO.device).repeat_interleave(samples)
+            codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
+            state_RO = state_RO[parent_R]
+
+            # 4: decode the new code's steps only, after those of the kept plan.
+            new, decoder_new = self.vqvae.decode(codes_RM[:, -1:], state_RO, decoder_past)
+            steps = _append(_rows(steps, parent_R), new)
+            threshold_codes = depth + 1 if self.params.partial_threshold else self.num_codes
+            value_R, score_R = self.objective(steps, log_probability_R, threshold_codes)
+            if depth + 1 == self.num_codes:
+                return Candidates(codes_RM, steps, log_probability_R, value_R, score_R)  # 6
+
+            # 5: keep the best plans.
+            best_NW = score_R.view(N, -1).topk(self.params.beam_width).indices
+            row_R = _rows_of(best_NW, len(score_R) // N)
+            codes_RM, state_RO, log_probability_R = codes_RM[row_R], state_RO[row_R], log_probability_R[row_R]
+            steps, last_R1 = _rows(steps, row_R), codes_RM[:, -1:]
+            prior_past = extend(prior_past, prior_new, parent_R[row_R])
+            decoder_past = extend(decoder_past, decoder_new, row_R)
+        raise AssertionError("a plan has at least one code")
+
+    def sample(self, state_NO: Tensor, noise: Tensor) -> Candidates:
+        """Vanilla sampling: whole plans from the prior or uniform over the codebook, none cut."""
+        N = len(state_NO)
+        state_RO, log_probability_R = state_NO, state_NO.new_zeros(N)
+        codes_RM = torch.full((N, 1), self.prior.start, device=state_NO.device)
+        past: Cache | None = None
+        for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
+            log_probs_R1K, new = self.prior(codes_RM[:, -1:], state_RO, past)
+            drawn_RS = self.draw(log_probs_R1K[:, 0], noise_of_depth, self.samples[depth])
+            log_probability_R = (log_probability_R[:, None] + log_probs_R1K[:, 0].gather(1, drawn_RS)).flatten()
+            parent_R = torch.arange(len(drawn_RS), device=state_NO.device).repeat_interleave(self.samples[depth])
+            codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
+            state_RO, past = state_RO[parent_R], extend(past, new, parent_R)
+        steps, _ = self.vqvae.decode(codes_RM[:, 1:], state_RO)
+        value_R, score_R = self.objective(steps, log_probability_R, self.num_codes)
+        return Candidates(codes_RM[:, 1:], steps, log_probability_R, value_R, score_R)
+
+    @torch.no_grad()
+    def _run(self, observations_NO: Tensor, noise: Tensor, *, best: bool) -> Plan:
+        """Replays the graph of `_solve` for this many states, on a CPU calls it."""
+        assert len(noise) == len(observations_NO)
+        if observations_NO.device.type != "cuda":
+            tensors = self._solve(observations_NO, noise, best)
         else:
-            noise_RK = _noise(generators, (kept, log_probs_RK.shape[-1]), state_NO.device).flatten(0, 1)
-            drawn_RS = draw_distinct(log_probs_RK, noise_RK, samples)
-        log_probability_R = (log_probability_R[:, None] + log_probs_RK.gather(1, drawn_RS)).flatten()
-        parent_R = torch.arange(N * kept, device=state_NO.device).repeat_interleave(samples)
-        codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
-        state_RO = state_RO[parent_R]
+            key = len(noise), best
+            if key not in self._graphs:
+                solve = partial(self._solve, best=best)
+                self._graphs[key] = _Graph(solve, (observations_NO, noise.to(observations_NO.device)), self._memory)
+            tensors = self._graphs[key].replay(observations_NO, noise)
+        return Plan(*(tensor.cpu().numpy() for tensor in tensors))
 
-        # Decode the new code's steps only; those before it are cached.
-        decoder_cache = select(decoder_cache, parent_R) if decoder_cache else None
-        new, decoder_cache = vqvae.decode(codes_RM[:, -1:], state_RO, decoder_cache)
-        steps = _append(_rows(steps, parent_R), new)
-        value_R = _value(vqvae, normalizer, params, steps)
-        threshold_codes = depth + 1 if params.partial_threshold else num_codes
-        score_R = value_R + likelihood_penalty(log_probability_R, threshold_codes, params)
-        if depth + 1 == num_codes:
-            return _Candidates(codes_RM, steps, log_probability_R, value_R, score_R)
-
-        # Keep the best plans.
-        kept = params.beam_width
-        best_NW = score_R.view(N, C).topk(kept).indices
-        row_R = (best_NW + C * torch.arange(N, device=best_NW.device)[:, None]).flatten()
-        codes_RM, state_RO, log_probability_R = codes_RM[row_R], state_RO[row_R], log_probability_R[row_R]
-        steps = _rows(steps, row_R)
-        prior_cache, decoder_cache = select(prior_cache, parent_R[row_R]), select(decoder_cache, row_R)
-        last_R1 = codes_RM[:, -1:]
-    raise AssertionError("a plan has at least one code")
+    def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
+        """Plan's fields, of the best candidate or of all."""
+        N, layout = len(observations_NO), self.vqvae.layout
+        search = self.beam_search if self.params.search == "beam" else self.sample
+        found = search(self.normalizer.normalize(observations_NO, layout.observation), noise)
+        score_NC = found.score_R.view(N, -1)
+        C = score_NC.shape[1]
+        rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), C) if best else torch.arange(N * C, device=score_NC.device).view(N, C)
+        raw = self.normalizer.denormalize(found.steps.transitions_BTX[rows])
+        columns = (raw[..., layout.observation], raw[..., layout.action], raw[..., layout.reward], raw[..., layout.return_to_go])
+        return *columns, found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows]
 
 
-def sample(
-    vqvae: VQVAE,
-    prior: Prior,
-    normalizer: Normalizer,
-    params: Planner,
-    state_NO: Tensor,
-    generators: Sequence[torch.Generator],
-) -> _Candidates:
-    """Vanilla sampling: `params.samples` whole plans from the prior or uniform over the codebook."""
-    num_codes = params.horizon // vqvae.params.latent_step
-    noise_NMC = _noise(generators, (num_codes, params.samples), state_NO.device)
-    state_RO = state_NO.repeat_interleave(params.samples, dim=0)
-    last_R1 = torch.full((len(state_RO), 1), prior.start, device=state_NO.device)
-    codes_RM = last_R1[:, :0]
-    log_probability_R = state_RO.new_zeros(len(state_RO))
-    cache: Cache | None = None
-    for depth in range(num_codes):
-        log_probs_R1K, cache = prior(last_R1, state_RO, cache)
-        noise_R1 = noise_NMC[:, depth].reshape(-1, 1)
-        uniform = params.search == "uniform_sampling"
-        last_R1 = draw(torch.zeros_like(log_probs_R1K[:, 0]) if uniform else log_probs_R1K[:, 0], noise_R1)
-        log_probability_R = log_probability_R + log_probs_R1K[:, 0].gather(1, last_R1)[:, 0]
-        codes_RM = torch.cat([codes_RM, last_R1], dim=1)
-    steps, _ = vqvae.decode(codes_RM, state_RO)
-    value_R = _value(vqvae, normalizer, params, steps)
-    return _Candidates(
-        codes_RM, steps, log_probability_R, value_R, value_R + likelihood_penalty(log_probability_R, num_codes, params)
-    )
+class _Graph:
+    """A function of tensors recorded as a CUDA graph: its kernels would take longer to launch one by one than to run.
+
+    Graphs may share their memory, as long as one's results are read before another is replayed.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], memory: Any) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(*self.inputs)  # libraries set themselves up in a first run, which cannot be recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=memory):
+            self.outputs = function(*self.inputs)
+
+    def replay(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function's results, until the next replay overwrites them."""
+        for recorded, given in zip(self.inputs, inputs, strict=True):
+            recorded.copy_(given)
+        self.graph.replay()
+        return self.outputs
 
 
-def _noise(generators: Sequence[torch.Generator], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.stack([torch.rand(shape, generator=generator) for generator in generators]).to(device)
+def _rows_of(indices_NW: Tensor, candidates: int) -> Tensor:
+    """The rows (N * W,) of candidates that have `indices_NW` among their state's."""
+    return (indices_NW + candidates * torch.arange(len(indices_NW), device=indices_NW.device)[:, None]).flatten()
 
 
 def _rows(steps: Decoded, rows: Tensor) -> Decoded:
@@ -226,19 +266,3 @@ def _append(steps: Decoded, new: Decoded) -> Decoded:
         torch.cat([steps.transitions_BTX, new.transitions_BTX], dim=1),
         torch.cat([steps.end_logits_BT, new.end_logits_BT], dim=1),
     )
-
-
-def _value(vqvae: VQVAE, normalizer: Normalizer, params: Planner, steps: Decoded) -> Tensor:
-    layout = vqvae.layout
-    raw_RTX = normalizer.denormalize(steps.transitions_BTX)
-    end_RT = steps.end_logits_BT.sigmoid() if params.stop_at_end else None
-    discount = vqvae.params.windows.discount
-    return predicted_return(raw_RTX[..., layout.reward], raw_RTX[..., layout.return_to_go], discount, end_RT)
-
-
-def _finish(vqvae: VQVAE, normalizer: Normalizer, found: _Candidates, rows: Tensor) -> Plan:
-    """The candidates in `rows` (...) as a Plan."""
-    layout, raw = vqvae.layout, normalizer.denormalize(found.steps.transitions_BTX[rows])
-    columns = (raw[..., layout.observation], raw[..., layout.action], raw[..., layout.reward], raw[..., layout.return_to_go])
-    numbers = (found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows])
-    return Plan(*(tensor.cpu().numpy() for tensor in (*columns, *numbers)))

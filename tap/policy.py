@@ -7,10 +7,9 @@ from typing import Self
 import numpy as np
 import torch
 
-from tap import planner
 from tap.artifacts import read_description
 from tap.files import write_json
-from tap.planner import Plan
+from tap.planner import Plan, Search
 from tap.prior import Prior, load_prior, save_prior
 from tap.settings import Planner
 from tap.vqvae import VQVAE, load_vqvae, save_vqvae
@@ -24,6 +23,7 @@ class Policy:
 
     def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: Planner, device: torch.device) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
+        self.search = Search(vqvae, prior, normalizer, params)
 
     @property
     def observation_dim(self) -> int:
@@ -35,13 +35,11 @@ class Policy:
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """The best plan from each observation. Raises ValueError where they are not finite, or not (N, O)."""
-        models = self.vqvae, self.prior, self.normalizer
-        return planner.plan(*models, self.params, self._states(observations), generators)
+        return self.search.plan(self._states(observations), generators)
 
     def candidates(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """All C plans from each observation among which the last depth of the search chooses: arrays are (N, C, ...)."""
-        models = self.vqvae, self.prior, self.normalizer
-        return planner.candidates(*models, self.params, self._states(observations), generators)
+        return self.search.candidates(self._states(observations), generators)
 
     def _states(self, observations: np.ndarray) -> torch.Tensor:
         if observations.ndim != 2 or observations.shape[1] != self.observation_dim:

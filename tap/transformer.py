@@ -1,7 +1,9 @@
 """The causal Transformer that encoder, decoder and prior share, with its key-value cache.
 
-Shapes: B batch, T steps, C cached steps, E width, H heads, Q = E / H.
+Shapes: B batch, T steps, E width, H heads, Q = E / H; R rows of the past with P steps, S = B / R continuations of each.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +11,19 @@ from torch.nn import functional
 
 from tap.settings import Transformer as TransformerParams
 
-# Keys and values (B, H, C, Q) of each layer for the steps already seen.
+# Keys and values (R, H, P, Q) of each layer for the steps already seen.
 Cache = list[tuple[Tensor, Tensor]]
 
 
-def select(cache: Cache, rows: Tensor) -> Cache:
-    """The cache of batch entries `rows`, in that order; entries may repeat."""
-    return [(keys[rows], values[rows]) for keys, values in cache]
+def extend(past: Cache | None, new: Cache, rows: Tensor) -> Cache:
+    """The past of batch entries `rows` after the steps in `new`, a cache of that batch; entries may repeat."""
+    if past is None:
+        return [(keys[rows], values[rows]) for keys, values in new]
+    parents = rows // (len(new[0][0]) // len(past[0][0]))
+    return [
+        (torch.cat([past_keys[parents], keys[rows]], dim=2), torch.cat([past_values[parents], values[rows]], dim=2))
+        for (past_keys, past_values), (keys, values) in zip(past, new, strict=True)
+    ]
 
 
 class Block(nn.Module):
@@ -35,21 +43,19 @@ class Block(nn.Module):
             nn.Dropout(params.dropout),
         )
 
-    def forward(self, x_BTE: Tensor, cached: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x_BTE: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mask = None
-        if cached is not None:
-            past = cached[0].shape[2]
-            key, value = torch.cat([cached[0], key], dim=2), torch.cat([cached[1], value], dim=2)
-            mask = torch.ones(T, past + T, dtype=torch.bool, device=x_BTE.device).tril(past)
+        query, new_key, new_value = qkv.permute(2, 0, 3, 1, 4)
+        key, value = (new_key, new_value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (new_key, new_value)))
         y = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout if self.training else 0.0
+            query, key, value, attn_mask=mask, is_causal=past is None, dropout_p=self.dropout if self.training else 0.0
         )
         y_BTE = self.attention_out(y.transpose(1, 2).reshape(B, T, E))
         x_BTE = x_BTE + functional.dropout(y_BTE, self.dropout, self.training)
-        return x_BTE + self.mlp(x_BTE), (key, value)
+        return x_BTE + self.mlp(x_BTE), (new_key, new_value)
 
 
 class Transformer(nn.Module):
@@ -65,16 +71,37 @@ class Transformer(nn.Module):
             if name.endswith(("attention_out.weight", "mlp.3.weight")):  # residual branches start small, as in GPT-2
                 nn.init.normal_(weight, std=0.02 / (2 * params.layers) ** 0.5)
 
-    def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
-        """(B, T, E) -> (B, T, E) and the cache of all steps so far; with `cache`, x holds only the steps that follow it."""
-        past = cache[0][0].shape[2] if cache else 0
-        steps = torch.arange(past, past + x_BTE.shape[1], device=x_BTE.device)
-        x_BTE = self.dropout(x_BTE + self.positions(steps))
-        new_cache: Cache = []
+    def forward(self, x_BTE: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
+        """(B, T, E) -> (B, T, E), and the cache of these T steps.
+
+        With `past`, x holds only the steps that follow it. Each of its R rows is the past of S = B / R rows of x, side by side;
+        these attend to it together, so that it is read where it lies and not copied for each.
+        """
+        B, T, E = x_BTE.shape
+        first, S, mask = 0, 1, None
+        if past:
+            first, S = past[0][0].shape[2], B // len(past[0][0])
+            mask = _continuations_mask(first, T, S, x_BTE.device)
+        x_BTE = self.dropout(x_BTE + self.positions.weight[first : first + T])
+        x_RSE, new = x_BTE.reshape(B // S, S * T, E), []
         for layer, block in enumerate(self.blocks):
-            x_BTE, keys_values = block(x_BTE, cache[layer] if cache else None)
-            new_cache.append(keys_values)
-        return x_BTE, new_cache
+            x_RSE, keys_values = block(x_RSE, past[layer] if past else None, mask)
+            new.append(keys_values)
+        return x_RSE.view(B, T, E), [(_apart(keys, S), _apart(values, S)) for keys, values in new]
+
+
+def _apart(x_RHSQ: Tensor, continuations: int) -> Tensor:
+    """(R, H, S * T, Q) -> (B, H, T, Q), a view."""
+    return x_RHSQ.unflatten(2, (continuations, -1)).transpose(1, 2).flatten(0, 1)
+
+
+@cache
+def _continuations_mask(past: int, steps: int, continuations: int, device: torch.device) -> Tensor | None:
+    """Which of P + S * T steps each of S * T new ones sees: all of the past, and its own continuation up to itself."""
+    if steps * continuations == 1:
+        return None
+    own = torch.block_diag(*[torch.ones(steps, steps, dtype=torch.bool, device=device).tril()] * continuations)
+    return functional.pad(own, (past, 0), value=True)
 
 
 def initialize(module: nn.Module) -> None:

@@ -10,7 +10,7 @@ Shapes: N rows of all episodes, B batch, T window steps, O observation, A action
     valid                yes yes       yes    no    no
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -105,6 +105,7 @@ class Normalizer:
 
     mean: np.ndarray
     deviation: np.ndarray
+    _tensors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def fit(cls, transitions: np.ndarray) -> Self:
@@ -120,13 +121,19 @@ class Normalizer:
 
     def normalize(self, raw: Tensor, columns: slice = slice(None)) -> Tensor:
         """`raw` (..., len(columns)) as multiples of the deviation from the mean."""
-        mean, deviation = (torch.as_tensor(v[columns], device=raw.device) for v in (self.mean, self.deviation))
+        mean, deviation = (tensor[columns] for tensor in self._on(raw.device))
         return (raw - mean) / deviation
 
     def denormalize(self, normal: Tensor, columns: slice = slice(None)) -> Tensor:
         """The inverse of `normalize`."""
-        mean, deviation = (torch.as_tensor(v[columns], device=normal.device) for v in (self.mean, self.deviation))
+        mean, deviation = (tensor[columns] for tensor in self._on(normal.device))
         return normal * deviation + mean
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Both on `device`, copied there once: the planner may not wait for copies."""
+        if device not in self._tensors:
+            self._tensors[device] = torch.as_tensor(self.mean, device=device), torch.as_tensor(self.deviation, device=device)
+        return self._tensors[device]
 
     def to_json(self) -> dict[str, Any]:
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}

@@ -10,7 +10,7 @@ from torch.nn import functional
 from tap.policy import Policy
 from tap.prior import Prior
 from tap.settings import Params, load_params
-from tap.transformer import Transformer, select
+from tap.transformer import Transformer, extend
 from tap.vqvae import VQVAE
 from tap.windows import Layout
 
@@ -33,7 +33,7 @@ def test_the_cache_gives_what_a_whole_pass_gives(tiny_params: Params) -> None:
     whole, _ = model(x)
     first, cache = model(x[:, :2])
     rows = torch.tensor([2, 0, 0])
-    rest, _ = model(x[rows, 2:], select(cache, rows))
+    rest, _ = model(x[rows, 2:], extend(None, cache, rows))
     torch.testing.assert_close(first, whole[:, :2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rest, whole[rows, 2:], rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,108 @@
+"""How all benchmarks measure and print."""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Result = dict[str, Any]
+
+
+def main(description: str | None, benchmark: Callable[[torch.device, bool], Result]) -> None:
+    """The command line of a benchmark: prints what `benchmark(device, quick)` returns, and what it ran on."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    started = time.perf_counter()
+    result = machine() | benchmark(device, options.quick)
+    result["wall_seconds"] = time.perf_counter() - started
+    print(json.dumps(result, indent=2) if options.json else "\n".join(_table(result)))
+
+
+def machine() -> Result:
+    """Hardware and versions."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "numpy", "gymnasium", "mujoco"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError):
+        names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        cpu = f"{len(names)} x {names[0]}" if names else cpu
+    return {"hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "gpus": gpus}, "versions": versions}
+
+
+def seconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Wall time of one call, up to the end of its work on the device."""
+    _synchronize(device)
+    start = time.perf_counter()
+    function()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def in_turn(functions: dict[str, Callable[[], Any]], device: torch.device, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of each function in each of `repetitions` rounds, one after the other in every round, after one round unmeasured."""
+    for function in functions.values():
+        function()
+    rounds = [{name: seconds(function, device) for name, function in functions.items()} for _ in range(repetitions)]
+    return {name: [one[name] for one in rounds] for name in functions}
+
+
+def ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
+    """A large product of two matrices, the fastest thing the device does, and its floating-point operations."""
+    size = 2048 if device.type == "cpu" else 8192
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return lambda: a @ b, 2.0 * size**3
+
+
+@contextmanager
+def peak_memory(device: torch.device, into: Result, key: str = "peak_memory_bytes") -> Any:
+    """Puts into `into` the most memory that was in use within the context: of the GPU, else of the process, above its start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield
+        into[key] = torch.cuda.max_memory_allocated() - before
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the high-water mark
+        before = _status("VmRSS")
+        yield
+        into[key] = _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _table(result: Result, prefix: str = "") -> list[str]:
+    lines = []
+    for key, value in result.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            lines += _table(value, f"{name}.")
+        else:
+            lines.append(f"{name:60} {f'{value:.4g}' if isinstance(value, float) else value}")
+    return lines

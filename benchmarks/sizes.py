@@ -1,0 +1,49 @@
+"""The sizes to measure: tasks' dimensions, params at a scale, policies and training batches with random weights and data."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from tap.policy import Policy
+from tap.prior import Prior
+from tap.settings import Params, Scale, load_params
+from tap.vqvae import VQVAE
+from tap.windows import Layout, Normalizer
+
+# Observations and actions of D4RL's tasks.
+LAYOUTS = {
+    "hopper": Layout(11, 3),
+    "halfcheetah": Layout(17, 6),
+    "ant": Layout(27, 8),
+    "antmaze": Layout(31, 8),
+    "pen": Layout(45, 24),
+}
+
+
+def params_of(task: str, scale: Scale, **overrides: Any) -> Params:
+    """What params.yaml gives a dataset of `task` at `scale`; `overrides` by stage, as under `datasets`."""
+    content = yaml.safe_load(Path("params.yaml").read_text())
+    content |= {"datasets": {task: overrides}, "ablate": {"datasets": [], "planners": [], "models": []}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "params.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return load_params(path, task, scale=scale)
+
+
+def random_policy(params: Params, layout: Layout, device: torch.device) -> Policy:
+    """A policy with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    vqvae = VQVAE(params.train_vqvae, layout)
+    vqvae.codebook.vectors_KD.normal_()
+    prior = Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
+    normalizer = Normalizer.identity(layout.transition_dim)
+    return Policy(vqvae.to(device).eval(), normalizer, prior.to(device).eval(), params.evaluate.planner, device)
+
+
+def random_observations(count: int, layout: Layout) -> np.ndarray:
+    """(count, O)."""
+    return np.random.default_rng(0).normal(size=(count, layout.observation_dim)).astype(np.float32)

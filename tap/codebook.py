@@ -30,6 +30,7 @@ class Codebook(nn.Module):
         self.register_buffer("vectors_KD", torch.zeros(params.size, params.dim))
         self.register_buffer("counts_K", torch.zeros(params.size))
         self.register_buffer("sums_KD", torch.zeros(params.size, params.dim))
+        self._started = False  # whether a batch has been seen, in this process or before a resume
 
     def assign(self, vectors: Tensor) -> Tensor:
         """The nearest code (...) by Euclidean distance to each of `vectors` (..., D), in float32 under autocast too."""
@@ -46,8 +47,10 @@ class Codebook(nn.Module):
         from each vector to its code vector, averaged over D: the commitment loss. In training, updates the codebook afterwards.
         """
         vectors = vectors.float()
-        if self.training and not self.counts_K.any():
-            self._replace(torch.ones_like(self.counts_K, dtype=torch.bool), vectors)
+        if self.training and not self._started:  # asks the device once: every question makes it wait
+            self._started = True
+            if not self.counts_K.any():
+                self._replace(torch.ones_like(self.counts_K, dtype=torch.bool), vectors)
         codes = self.assign(vectors)
         quantized = functional.embedding(codes, self.vectors_KD)
         commitment = (vectors - quantized).square().mean(dim=-1)
@@ -58,7 +61,7 @@ class Codebook(nn.Module):
     @torch.no_grad()
     def _update(self, vectors: Tensor, codes: Tensor) -> None:
         flat_VD, codes_V = vectors.reshape(-1, vectors.shape[-1]), codes.reshape(-1)
-        counts_K = torch.zeros_like(self.counts_K).index_add_(0, codes_V, torch.ones_like(flat_VD[:, 0]))
+        counts_K = count(codes_V, len(self.counts_K))
         sums_KD = torch.zeros_like(self.sums_KD).index_add_(0, codes_V, flat_VD)
         self.counts_K.lerp_(all_reduce_sum(counts_K), 1 - self.decay)
         self.sums_KD.lerp_(all_reduce_sum(sums_KD), 1 - self.decay)
@@ -76,3 +79,9 @@ class Codebook(nn.Module):
         self.counts_K.copy_(torch.where(dead_K, 1.0, self.counts_K))
         self.vectors_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.vectors_KD))
         self.sums_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.sums_KD))
+
+
+def count(codes_V: Tensor, size: int) -> Tensor:
+    """How often each of K = `size` codes stands in `codes_V`: (K,) float32. Unlike torch.bincount, never waits for the device."""
+    ones_V = torch.ones(len(codes_V), device=codes_V.device)
+    return torch.zeros(size, device=codes_V.device).index_add_(0, codes_V, ones_V)

@@ -49,7 +49,7 @@ class Prior(nn.Module):
 
     def loss(self, codes_BM: Tensor, observation_BO: Tensor) -> dict[str, Tensor]:
         """This process's share of the mean cross-entropy over the global batch, in nats a code; sum it over the processes."""
-        count = all_reduce_sum(torch.tensor(codes_BM.numel(), device=codes_BM.device))
+        count = all_reduce_sum(torch.full((), codes_BM.numel(), device=codes_BM.device))
         return {"loss": -self.log_probabilities(codes_BM, observation_BO).sum() / count}
 
 

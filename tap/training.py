@@ -35,13 +35,20 @@ History = list[tuple[int, Values]]
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is this process's GPU where there is one. Raises ValueError for an unknown name."""
+    """The device called `name`; "auto" is this process's GPU where there is one. Raises ValueError for an unknown name.
+
+    On a GPU, products of float32 matrices are computed in TF32 from then on.
+    """
     if name == "auto":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"TAP_DEVICE={name} is no device: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+        torch.cuda.set_device(device.index or 0)
+    return device
 
 
 @contextmanager
@@ -110,7 +117,7 @@ def fit(
     with tqdm(total=params.updates, initial=update, desc=description, unit="update", disable=rank() > 0, mininterval=1) as bar:
         while update < params.updates:
             starts = torch.randint(num_windows, (params.batch_size,), generator=batches)
-            local = starts[rank() * local_batch : (rank() + 1) * local_batch].to(device)
+            local = _to(device, starts[rank() * local_batch : (rank() + 1) * local_batch])
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 losses = loss(local, False)
             optimizer.zero_grad()
@@ -143,12 +150,18 @@ def fit(
     return history
 
 
+def _to(device: torch.device, tensor: Tensor) -> Tensor:
+    """A copy to a GPU that runs beside the work already given to it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def _sum_gradients(model: nn.Module) -> None:
-    """Every loss is a share of the global one, so gradients add up."""
+    """Every loss is a share of the global one, so gradients add up: all in one message."""
     if world_size() > 1:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = all_reduce_sum(parameter.grad)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        total = all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
+            gradient.copy_(part.view_as(gradient))
 
 
 def _summarize(sums: dict[str, Tensor], updates: int) -> Values:

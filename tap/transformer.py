@@ -110,3 +110,10 @@ def initialize(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the Transformer blocks of `model` in place, for training on a GPU: elementwise operations join into few kernels."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compile(dynamic=False)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tap.artifacts import load_weights, read_description, save_model
 from tap.bottleneck import Attention, PoolAndTile
-from tap.codebook import Codebook
+from tap.codebook import Codebook, count
 from tap.distributed import all_reduce_sum
 from tap.settings import TrainVqvae
 from tap.transformer import Cache, Transformer, initialize
@@ -99,9 +99,7 @@ class VQVAE(nn.Module):
         vectors_BMD, codes_BM, commitment_BM = self.codebook(self.features(tokens_BTF))
         decoded, _ = self._decode_vectors(vectors_BMD, tokens_BTF[:, 0, layout.observation], None)
         error_BTX = (decoded.transitions_BTX - target_BTX).square() * valid_BT[..., None]
-        steps, every_step = all_reduce_sum(
-            torch.stack([valid_BT.sum(), valid_BT.new_tensor(valid_BT.numel(), dtype=torch.long)])
-        )
+        steps, every_step = all_reduce_sum(torch.stack([valid_BT.sum(), torch.full((), valid_BT.numel(), device=valid_BT.device)]))
         reconstruction = (error_BTX * self.weights_X).mean(dim=-1).sum() / steps
         end = functional.binary_cross_entropy_with_logits(decoded.end_logits_BT, tokens_BTF[..., layout.end], reduction="sum")
         end = end / every_step
@@ -115,7 +113,7 @@ class VQVAE(nn.Module):
             "return_to_go": error_X[layout.return_to_go],
             "end": end.detach(),
             "commitment": commitment.detach(),
-            "code_counts": torch.bincount(codes_BM.flatten(), minlength=self.params.codebook.size).float(),
+            "code_counts": count(codes_BM.flatten(), self.params.codebook.size),
         }
 
 

@@ -1,17 +1,20 @@
 """How all benchmarks measure and print."""
 
 import argparse
+import gc
 import importlib.metadata
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tap.training import choose_device
 
 Result = dict[str, Any]
 
@@ -22,7 +25,7 @@ def main(description: str | None, benchmark: Callable[[torch.device, bool], Resu
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device("auto")
     started = time.perf_counter()
     result = machine() | benchmark(device, options.quick)
     result["wall_seconds"] = time.perf_counter() - started
@@ -38,7 +41,8 @@ def machine() -> Result:
             versions[package] = importlib.metadata.version(package)
     cpu = platform.processor() or platform.machine()
     with suppress(OSError):
-        names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         cpu = f"{len(names)} x {names[0]}" if names else cpu
     return {"hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "gpus": gpus}, "versions": versions}
 
@@ -53,7 +57,7 @@ def seconds(function: Callable[[], Any], device: torch.device) -> float:
 
 
 def in_turn(functions: dict[str, Callable[[], Any]], device: torch.device, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each function in each of `repetitions` rounds, one after the other in every round, after one round unmeasured."""
+    """Seconds of each function in each of `repetitions` rounds, one after the other in every round, after a first one."""
     for function in functions.values():
         function()
     rounds = [{name: seconds(function, device) for name, function in functions.items()} for _ in range(repetitions)]
@@ -73,18 +77,22 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[
 
 
 @contextmanager
-def peak_memory(device: torch.device, into: Result, key: str = "peak_memory_bytes") -> Any:
-    """Puts into `into` the most memory that was in use within the context: of the GPU, else of the process, above its start."""
+def peak_memory(device: torch.device, into: Result) -> Iterator[None]:
+    """Puts the most memory that was in use within the context into `into`: the GPU's, else the whole process's."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         yield
-        into[key] = torch.cuda.max_memory_allocated() - before
+        into["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
     else:
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the high-water mark
-        before = _status("VmRSS")
         yield
-        into[key] = _status("VmHWM") - before
+        into["peak_memory_bytes"] = _status("VmHWM")
+
+
+def resident_memory() -> int:
+    """The process's memory at present, in bytes."""
+    return _status("VmRSS")
 
 
 def _status(field: str) -> int:

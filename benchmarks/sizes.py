@@ -8,11 +8,12 @@ import numpy as np
 import torch
 import yaml
 
+from tap.datasets import Episodes
 from tap.policy import Policy
 from tap.prior import Prior
 from tap.settings import Params, Scale, load_params
 from tap.vqvae import VQVAE
-from tap.windows import Layout, Normalizer
+from tap.windows import Layout, Normalizer, Windows
 
 # Observations and actions of D4RL's tasks.
 LAYOUTS = {
@@ -47,3 +48,16 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
 def random_observations(count: int, layout: Layout) -> np.ndarray:
     """(count, O)."""
     return np.random.default_rng(0).normal(size=(count, layout.observation_dim)).astype(np.float32)
+
+
+def random_windows(params: Params, layout: Layout, device: torch.device) -> Windows:
+    """Windows of 20 episodes of 1000 steps."""
+    rng, rows = np.random.default_rng(0), 20_000
+    episodes = Episodes(
+        rng.normal(size=(rows, layout.observation_dim)).astype(np.float32),
+        rng.uniform(-1, 1, (rows, layout.action_dim)).astype(np.float32),
+        rng.normal(size=rows).astype(np.float32),
+        np.zeros(rows, bool),
+        np.arange(0, rows + 1, 1000),
+    )
+    return Windows(episodes, params.train_vqvae.windows, Normalizer.identity(layout.transition_dim), device)

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,12 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from pipelines.stage import main
 from tap import tracking
 from tap.datasets import Episodes, load_episodes, lookup
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
 from tap.settings import Params, Runtime, load_params
 from tap.training import LossFunction, checkpoint_folder, choose_device, fit
+from tap.transformer import compile_blocks
 
 SPEED = "updates_per_second"  # of this machine, so no part of the results
 
@@ -41,6 +45,8 @@ class Job:
     ) -> None:
         """Train `model`, then write the stage's curves, metrics and run.json, and the model by `save(folder)`."""
         params = getattr(self.params, self.stage).fit
+        if self.device.type == "cuda":
+            compile_blocks(model)
         history = fit(
             model,
             loss,
@@ -62,6 +68,15 @@ class Job:
         folder = output_folder(self.stage, self.key)
         save(folder)
         write_json(folder / "run.json", tracking.lineage(self.stage, self.run, self.digest))
+
+
+def launch(run: Callable[..., None]) -> None:
+    """The command line of a training stage; on a machine with several GPUs, in one process for each, which share the batch."""
+    module = sys.modules["__main__"].__spec__
+    if torch.cuda.device_count() > 1 and Runtime().device == "auto" and "WORLD_SIZE" not in os.environ and module:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=gpu"]
+        os.execv(sys.executable, [sys.executable, *torchrun, "-m", module.name, *sys.argv[1:]])
+    main(run)
 
 
 def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:

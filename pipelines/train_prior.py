@@ -6,8 +6,7 @@ Example: python -m pipelines.train_prior hopper-medium-replay 0
 import torch
 from torch import Tensor
 
-from pipelines.stage import main
-from pipelines.train import output_folder, training_job
+from pipelines.train import launch, output_folder, training_job
 from tap.prior import Prior, save_prior
 from tap.vqvae import VQVAE, load_vqvae
 from tap.windows import Windows
@@ -42,9 +41,9 @@ def encode(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Te
     if starts_B is None:
         starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
     with torch.autocast(starts_B.device.type, enabled=False):
-        chunks = starts_B.split(ENCODED_AT_ONCE)
+        chunks = starts_B.split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
         return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
 
 
 if __name__ == "__main__":
-    main(run)
+    launch(run)

@@ -6,8 +6,7 @@ Example: python -m pipelines.train_vqvae hopper-medium-replay 0
 import torch
 from torch import Tensor
 
-from pipelines.stage import main
-from pipelines.train import training_job
+from pipelines.train import launch, training_job
 from tap.vqvae import VQVAE, save_vqvae
 from tap.windows import Layout, Windows, fit_normalizer
 
@@ -28,4 +27,4 @@ def run(dataset: str, seed: int, ablation: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(run)
+    launch(run)

@@ -63,12 +63,17 @@ class Codebook(nn.Module):
         flat_VD, codes_V = vectors.reshape(-1, vectors.shape[-1]), codes.reshape(-1)
         counts_K = count(codes_V, len(self.counts_K))
         sums_KD = torch.zeros_like(self.sums_KD).index_add_(0, codes_V, flat_VD)
+        self._average(counts_K, sums_KD, flat_VD)
+
+    @torch.no_grad()
+    def _average(self, counts_K: Tensor, sums_KD: Tensor, flat_VD: Tensor) -> None:
+        """Move the averages towards this process's batch `flat_VD`: uses and sums of the vectors of each code."""
         self.counts_K.lerp_(all_reduce_sum(counts_K), 1 - self.decay)
         self.sums_KD.lerp_(all_reduce_sum(sums_KD), 1 - self.decay)
         total = self.counts_K.sum()
         smoothed_K = (self.counts_K + SMOOTHING) / (total + len(self.counts_K) * SMOOTHING) * total
         self.vectors_KD.copy_(self.sums_KD / smoothed_K[:, None])
-        self._replace(self.counts_K < self.dead_usage, vectors)
+        self._replace(self.counts_K < self.dead_usage, flat_VD)
 
     @torch.no_grad()
     def _replace(self, dead_K: Tensor, vectors: Tensor) -> None:
@@ -82,6 +87,6 @@ class Codebook(nn.Module):
 
 
 def count(codes_V: Tensor, size: int) -> Tensor:
-    """How often each of K = `size` codes stands in `codes_V`: (K,) float32. Unlike torch.bincount, never waits for the device."""
+    """How often each of K = `size` codes stands in `codes_V`: (K,) float32. torch.bincount would wait for the device."""
     ones_V = torch.ones(len(codes_V), device=codes_V.device)
     return torch.zeros(size, device=codes_V.device).index_add_(0, codes_V, ones_V)

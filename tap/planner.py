@@ -221,9 +221,10 @@ class Search:
         found = search(self.normalizer.normalize(observations_NO, layout.observation), noise)
         score_NC = found.score_R.view(N, -1)
         C = score_NC.shape[1]
-        rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), C) if best else torch.arange(N * C, device=score_NC.device).view(N, C)
+        every = torch.arange(N * C, device=score_NC.device).view(N, C)
+        rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), C) if best else every
         raw = self.normalizer.denormalize(found.steps.transitions_BTX[rows])
-        columns = (raw[..., layout.observation], raw[..., layout.action], raw[..., layout.reward], raw[..., layout.return_to_go])
+        columns = [raw[..., column] for column in (layout.observation, layout.action, layout.reward, layout.return_to_go)]
         return *columns, found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows]
 
 
@@ -235,7 +236,7 @@ class _Graph:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], memory: Any) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             function(*self.inputs)  # libraries set themselves up in a first run, which cannot be recorded

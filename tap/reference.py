@@ -1,7 +1,8 @@
 """The planner as plainly as it can be written, to test the fast one against and to measure it by.
 
-It plans for one state after the other, keeps nothing from one depth to the next but the plans' codes, and computes whatever it needs
-of a plan from all of its codes: the next code's probabilities, its likelihood, its steps. Given the same noise, it finds the same plan.
+It plans for one state after the other, keeps nothing from one depth to the next but the plans' codes, and computes whatever it
+needs of a plan from all of its codes: the next code's probabilities, its likelihood, its steps. Given the same noise, it finds
+the same plan.
 
 Shapes: C plans, M codes, S samples a plan.
 """
@@ -41,5 +42,5 @@ def _plan(search: Search, observation_1O: Tensor, noise: Tensor) -> tuple[Tensor
         best = score_C.topk(params.beam_width if depth < search.num_codes else 1).indices
         codes_CM = codes_CM[best]
     raw = search.normalizer.denormalize(steps.transitions_BTX[best])
-    columns = (raw[..., layout.observation], raw[..., layout.action], raw[..., layout.reward], raw[..., layout.return_to_go])
+    columns = [raw[..., column] for column in (layout.observation, layout.action, layout.reward, layout.return_to_go)]
     return *columns, codes_CM, log_probability_C[best], value_C[best], score_C[best]

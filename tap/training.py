@@ -118,13 +118,7 @@ def fit(
         while update < params.updates:
             starts = torch.randint(num_windows, (params.batch_size,), generator=batches)
             local = _to(device, starts[rank() * local_batch : (rank() + 1) * local_batch])
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                losses = loss(local, False)
-            optimizer.zero_grad()
-            losses["loss"].backward()  # type: ignore[no-untyped-call]
-            _sum_gradients(model)
-            nn.utils.clip_grad_norm_(model.parameters(), params.clip_norm)
-            optimizer.step()
+            losses = step(model, loss, optimizer, params, local, device)
             update += 1
             for name, value in losses.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()
@@ -148,6 +142,23 @@ def fit(
                 _save(checkpoint, model, optimizer, batches, update, history, sums)
     model.eval()
     return history
+
+
+def step(
+    model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: Fit, starts: Tensor, device: torch.device
+) -> dict[str, Tensor]:
+    """One update with the windows `starts` (B,), this process's share of the batch; returns the losses.
+
+    Never waits for a GPU.
+    """
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        losses = loss(starts, False)
+    optimizer.zero_grad()
+    losses["loss"].backward()  # type: ignore[no-untyped-call]
+    _sum_gradients(model)
+    nn.utils.clip_grad_norm_(model.parameters(), params.clip_norm)
+    optimizer.step()
+    return losses
 
 
 def _to(device: torch.device, tensor: Tensor) -> Tensor:

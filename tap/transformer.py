@@ -49,7 +49,9 @@ class Block(nn.Module):
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
         query, new_key, new_value = qkv.permute(2, 0, 3, 1, 4)
-        key, value = (new_key, new_value) if past is None else (torch.cat(pair, dim=2) for pair in zip(past, (new_key, new_value)))
+        key, value = new_key, new_value
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         y = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=past is None, dropout_p=self.dropout if self.training else 0.0
         )
@@ -92,7 +94,8 @@ class Transformer(nn.Module):
 
 def _apart(x_RHSQ: Tensor, continuations: int) -> Tensor:
     """(R, H, S * T, Q) -> (B, H, T, Q), a view."""
-    return x_RHSQ.unflatten(2, (continuations, -1)).transpose(1, 2).flatten(0, 1)
+    R, H, steps, Q = x_RHSQ.shape
+    return x_RHSQ.view(R, H, continuations, steps // continuations, Q).transpose(1, 2).flatten(0, 1)
 
 
 @cache
@@ -100,7 +103,8 @@ def _continuations_mask(past: int, steps: int, continuations: int, device: torch
     """Which of P + S * T steps each of S * T new ones sees: all of the past, and its own continuation up to itself."""
     if steps * continuations == 1:
         return None
-    own = torch.block_diag(*[torch.ones(steps, steps, dtype=torch.bool, device=device).tril()] * continuations)
+    step = torch.arange(continuations * steps, device=device)
+    own = (step[:, None] // steps == step // steps) & (step[:, None] >= step)
     return functional.pad(own, (past, 0), value=True)
 
 
@@ -113,7 +117,11 @@ def initialize(module: nn.Module) -> None:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the Transformer blocks of `model` in place, for training on a GPU: elementwise operations join into few kernels."""
+    """Compile the Transformer blocks of `model` in place, for training on a GPU: elementwise operations join into few kernels.
+
+    Where compiling fails, for want of a C compiler say, they go on as they are, with a warning.
+    """
+    torch._dynamo.config.suppress_errors = True
     for module in model.modules():
         if isinstance(module, Block):
             module.compile(dynamic=False)

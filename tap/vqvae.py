@@ -99,7 +99,8 @@ class VQVAE(nn.Module):
         vectors_BMD, codes_BM, commitment_BM = self.codebook(self.features(tokens_BTF))
         decoded, _ = self._decode_vectors(vectors_BMD, tokens_BTF[:, 0, layout.observation], None)
         error_BTX = (decoded.transitions_BTX - target_BTX).square() * valid_BT[..., None]
-        steps, every_step = all_reduce_sum(torch.stack([valid_BT.sum(), torch.full((), valid_BT.numel(), device=valid_BT.device)]))
+        every_step = torch.full((), valid_BT.numel(), device=valid_BT.device)
+        steps, every_step = all_reduce_sum(torch.stack([valid_BT.sum(), every_step]))
         reconstruction = (error_BTX * self.weights_X).mean(dim=-1).sum() / steps
         end = functional.binary_cross_entropy_with_logits(decoded.end_logits_BT, tokens_BTF[..., layout.end], reduction="sum")
         end = end / every_step

@@ -122,7 +122,7 @@ class Normalizer:
     def normalize(self, raw: Tensor, columns: slice = slice(None)) -> Tensor:
         """`raw` (..., len(columns)) as multiples of the deviation from the mean."""
         mean, deviation = (tensor[columns] for tensor in self._on(raw.device))
-        return (raw - mean) / deviation
+        return (raw - mean).div_(deviation)
 
     def denormalize(self, normal: Tensor, columns: slice = slice(None)) -> Tensor:
         """The inverse of `normalize`."""

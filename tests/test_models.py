@@ -1,5 +1,6 @@
 """The VQ-VAE, the prior and the Transformer they share."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch.nn import functional
 from tap.policy import Policy
 from tap.prior import Prior
 from tap.settings import Params, load_params
-from tap.transformer import Transformer, extend
+from tap.transformer import Transformer, compile_blocks, extend
 from tap.vqvae import VQVAE
 from tap.windows import Layout
 
@@ -36,6 +37,40 @@ def test_the_cache_gives_what_a_whole_pass_gives(tiny_params: Params) -> None:
     rest, _ = model(x[rows, 2:], extend(None, cache, rows))
     torch.testing.assert_close(first, whole[:, :2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rest, whole[rows, 2:], rtol=1e-4, atol=1e-5)
+
+
+def test_continuations_of_one_past_do_not_see_each_other(tiny_params: Params) -> None:
+    """Three continuations, two steps each, of either of two pasts: each as if it were alone."""
+    torch.manual_seed(0)
+    model = Transformer(tiny_params.train_prior.transformer, 6).eval()
+    earlier, x = torch.randn(2, 2, 16), torch.randn(6, 2, 16)
+    _, past = model(earlier)
+    together, new = model(x, past)
+    rows = torch.tensor([4, 0])
+    later = torch.randn(2, 1, 16)
+    last, _ = model(later, extend(past, new, rows))
+    for row in range(6):
+        alone, _ = model(torch.cat([earlier[row // 3], x[row]])[None])
+        torch.testing.assert_close(together[row], alone[0, 2:], rtol=1e-4, atol=1e-5)
+    for n, row in enumerate(rows.tolist()):
+        alone, _ = model(torch.cat([earlier[row // 3], x[row], later[n]])[None])
+        torch.testing.assert_close(last[n], alone[0, 4:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(tiny_params: Params) -> None:
+    torch.manual_seed(0)
+    params = tiny_params.train_prior.transformer.model_copy(update={"dropout": 0.0, "layers": 2})
+    plain = Transformer(params, 6)
+    compiled = copy.deepcopy(plain)
+    compile_blocks(compiled)
+    x = torch.randn(3, 6, 16)
+    for model in (plain, compiled):
+        model(x)[0].square().sum().backward()
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # one for all layers, and none fell back
 
 
 def test_the_transformer_is_causal(tiny_params: Params) -> None:

@@ -12,8 +12,13 @@ import grimp
 import h5py
 import numpy as np
 import pytest
+import torch
 import yaml
-from conftest import ROOT, tiny_tree
+from conftest import ROOT, random_episodes, tiny_tree
+
+from pipelines import train_prior
+from tap.policy import Policy
+from tap.windows import Windows
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 EPISODE_LENGTHS = [25, 3, 40, 12, 60, 8, 31, 22, 17, 45, 5, 30]
@@ -28,6 +33,16 @@ def test_deps_name_every_module_that_the_stage_imports(stage: str) -> None:
     files = {f"{name.replace('.', '/')}.py" for name in imported}
     deps = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
     assert deps == files
+
+
+def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy: Policy, monkeypatch: Any) -> None:
+    windows = Windows(
+        random_episodes([30, 5, 40], 11, 3), tiny_policy.vqvae.params.windows, tiny_policy.normalizer, torch.device("cpu")
+    )
+    alone = torch.cat([train_prior.encode(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
+    monkeypatch.setattr(train_prior, "ENCODED_AT_ONCE", 20)
+    torch.testing.assert_close(train_prior.encode(tiny_policy.vqvae, windows), alone)
+    assert len(alone.unique(dim=0)) > 5
 
 
 def run(folder: Path, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -175,3 +175,14 @@ def test_no_search_follows_the_prior(tiny_policy: Policy) -> None:
         log_probs, _ = policy.prior(torch.tensor([[policy.prior.start]]), state)
     frequencies = np.bincount(codes[:, 0], minlength=8) / 2000
     np.testing.assert_allclose(frequencies, log_probs[0, 0].exp(), atol=0.035)
+
+
+@pytest.mark.parametrize("choices", [{}, {"replacement": False, "expansion_factor": 1}, {"search": "prior_sampling"}])
+def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str, object]) -> None:
+    """What a CUDA graph needs, tried on tensors that have a shape but no values."""
+    policy = with_planner(tiny_policy, **choices)
+    policy.vqvae.to("meta"), policy.prior.to("meta")
+    noise = policy.search.noise(generators(0, 1)).to("meta")
+    search = policy.search.sample if policy.params.search == "prior_sampling" else policy.search.beam_search
+    found = search(torch.empty(2, 11, device="meta"), noise)
+    assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)

@@ -3,9 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
-from tap.settings import Fit
-from tap.training import checkpoint_folder, choose_device, fit, make_optimizer
+from tap.prior import Prior
+from tap.settings import Fit, Params
+from tap.training import checkpoint_folder, choose_device, fit, make_optimizer, step
+from tap.vqvae import VQVAE
+from tap.windows import Layout
 
 PARAMS = Fit(
     updates=30,
@@ -137,3 +141,24 @@ def test_other_inputs_get_another_folder_and_one_folder_one_process(tmp_path: Pa
 def test_an_unknown_device_is_explained() -> None:
     with pytest.raises(ValueError, match="TAP_DEVICE=gpu is no device"):
         choose_device("gpu")
+
+
+@pytest.mark.parametrize("name", ["vqvae", "prior"])
+def test_an_update_never_waits_for_a_value(tiny_params: Params, name: str) -> None:
+    """A GPU would stand idle meanwhile. Tried on tensors that have a shape but no values."""
+    with FakeTensorMode():
+        vqvae = VQVAE(tiny_params.train_vqvae, Layout(11, 3)).train()
+        vqvae.codebook._started = True  # only a run's first batch asks whether it is the first
+        prior = Prior(tiny_params.train_prior, tiny_params.train_vqvae, 11).train()
+        tokens, valid = torch.randn(8, 6, 17), torch.ones(8, 6, dtype=torch.bool)
+        codes = torch.zeros(8, 2, dtype=torch.long)
+        model = vqvae if name == "vqvae" else prior
+        losses = step(
+            model,
+            lambda starts, _: vqvae.loss(tokens, valid) if name == "vqvae" else prior.loss(codes, tokens[:, 0, :11]),
+            make_optimizer(model, PARAMS),
+            PARAMS,
+            torch.zeros(8, dtype=torch.long),
+            torch.device("cpu"),
+        )
+    assert losses["loss"].shape == ()

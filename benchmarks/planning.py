@@ -1,0 +1,114 @@
+"""Seconds a decision takes: by suite, against the reference planner; by dimensions, horizon and number of states at once.
+
+All at the paper's sizes. "speedup" and "share_of_peak" are medians over rounds in which both planners and a large product of
+matrices of the same type ran in turn. The work counted is what one decision needs: each plan's new steps decoded once, each
+kept plan continued once.
+"""
+
+import statistics
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Result, in_turn, main, matrix_product, ratio
+from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
+from tap import reference
+from tap.policy import Policy
+from tap.settings import Params
+from tap.windows import Layout
+
+SUITES = {"locomotion": "hopper", "adroit": "pen", "antmaze": "antmaze"}  # each by one of its tasks
+
+
+def benchmark(device: torch.device, quick: bool) -> Result:
+    repetitions = (10 if quick else 50) if device.type == "cuda" else (1 if quick else 3)
+    result: Result = {suite: against_reference(task, device, repetitions) for suite, task in SUITES.items()}
+
+    tasks = ["hopper", "halfcheetah", "ant", "pen"]
+    params = params_of("hopper", "paper")
+    policies = {str(LAYOUTS[task].transition_dim): random_policy(params, LAYOUTS[task], device) for task in tasks}
+    result["latency_ms_by_dimensions"], rounds = latencies(policies, 1, device, repetitions)
+    names = list(policies)
+    result["latency_of_most_dimensions_to_fewest"] = ratio(rounds[names[-1]], rounds[names[0]])
+
+    horizons = (3, 15, 33) if quick else (3, 9, 15, 21, 27, 33)
+    policies = {str(horizon): random_policy(long_window(horizon), LAYOUTS["hopper"], device) for horizon in horizons}
+    result["latency_ms_by_horizon"], _ = latencies(policies, 1, device, repetitions)
+
+    policy = random_policy(params, LAYOUTS["hopper"], device)
+    counts = (1, 10) if quick and device.type == "cpu" else (1, 10, 100)
+    result["latency_ms_by_states"] = {}
+    for count in counts:
+        medians, _ = latencies({str(count): policy}, count, device, 1 if count > 10 and device.type == "cpu" else repetitions)
+        result["latency_ms_by_states"] |= medians
+    return result
+
+
+def against_reference(task: str, device: torch.device, repetitions: int) -> Result:
+    """One suite's decision for one state, beside the reference planner and the fastest that the device can do."""
+    params, layout = params_of(task, "paper"), LAYOUTS[task]
+    policy = random_policy(params, layout, device)
+    observations = random_observations(1, layout)
+    states = torch.from_numpy(observations).to(device)
+    product, product_flops = matrix_product(device, torch.float32)
+    seconds = in_turn(
+        {
+            "fast": lambda: policy.plan(observations, generators(1)),
+            "reference": lambda: reference.plan(policy.search, states, generators(1)),
+            "product": product,
+        },
+        device,
+        repetitions,
+    )
+    needed = flops(params, layout)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "dimensions": layout.observation_dim + layout.action_dim,
+        "latency_ms": 1000 * median["fast"],
+        "reference_ms": 1000 * median["reference"],
+        "speedup": ratio(seconds["reference"], seconds["fast"]),
+        "gflop": needed / 1e9,
+        "peak_gflop_per_second": product_flops / median["product"] / 1e9,
+        "share_of_peak": needed / product_flops * ratio(seconds["product"], seconds["fast"]),
+    }
+
+
+def latencies(
+    policies: dict[str, Policy], states: int, device: torch.device, repetitions: int
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Median milliseconds to plan for that many states at once, of each policy in turn; and the seconds of all rounds."""
+    functions: dict[str, Any] = {}
+    for name, policy in policies.items():
+        observations = random_observations(states, policy.vqvae.layout)
+        functions[name] = lambda policy=policy, observations=observations: policy.plan(observations, generators(states))
+    rounds = in_turn(functions, device, repetitions)
+    return {name: 1000 * statistics.median(values) for name, values in rounds.items()}, rounds
+
+
+def long_window(horizon: int) -> Params:
+    return params_of("hopper", "paper", train_vqvae={"windows": {"length": 33}}, evaluate={"planner": {"horizon": horizon}})
+
+
+def generators(states: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in range(states)]
+
+
+def flops(params: Params, layout: Layout) -> float:
+    """Floating-point operations, multiplications and additions, of one state's beam search."""
+    vqvae, prior, planner = params.train_vqvae, params.train_prior.transformer, params.evaluate.planner
+    decoder, codebook, latent_step = vqvae.transformer, vqvae.codebook, vqvae.latent_step
+    candidates = planner.beam_width * planner.expansion_factor
+    total = 0.0
+    for depth in range(1, planner.horizon // latent_step + 1):
+        kept = 1 if depth == 1 else planner.beam_width
+        blocks = prior.layers * (24 * prior.width**2 + 4 * prior.width * depth)
+        total += kept * (blocks + 2 * prior.width * (layout.observation_dim + prior.width + codebook.size))
+        context = depth * latent_step - (latent_step - 1) / 2  # of the new steps, on average
+        blocks = decoder.layers * (24 * decoder.width**2 + 4 * decoder.width * context)
+        total += candidates * latent_step * (blocks + 2 * decoder.width * layout.token_dim)
+        total += candidates * 2 * (layout.observation_dim + codebook.dim) * decoder.width
+    return total
+
+
+if __name__ == "__main__":
+    main(__doc__, benchmark)

@@ -1,0 +1,41 @@
+"""What the benchmarks count and compare with. Nothing is timed here."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.naive import make_naive
+from benchmarks.planning import flops, generators
+from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy, random_windows
+from tap.vqvae import VQVAE
+
+
+@pytest.mark.parametrize("task", ["hopper", "pen"])
+def test_the_work_of_a_decision_is_what_the_planner_computes(task: str) -> None:
+    params, layout = params_of(task, "cpu"), LAYOUTS[task]
+    policy = random_policy(params, layout, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        policy.plan(random_observations(1, layout), generators(1))
+    assert flops(params, layout) == pytest.approx(counter.get_total_flops(), rel=0.05)
+
+
+def test_the_naive_models_loss_and_gradients_are_the_models_own() -> None:
+    params, layout = params_of("hopper", "cpu"), LAYOUTS["hopper"]
+    torch.manual_seed(0)
+    model = VQVAE(params.train_vqvae, layout).train()
+    naive = copy.deepcopy(model)
+    make_naive(naive)
+    batch = random_windows(params, layout, torch.device("cpu")).gather(torch.arange(16))
+    for _ in range(2):
+        losses = []
+        for one in (model, naive):
+            torch.manual_seed(1)
+            losses.append(one.loss(*batch)["loss"])
+            losses[-1].backward()
+        torch.testing.assert_close(losses[0], losses[1])
+    for one, other in zip(model.parameters(), naive.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(model.codebook.vectors_KD, naive.codebook.vectors_KD, rtol=1e-3, atol=1e-4)

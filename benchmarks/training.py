@@ -1,10 +1,10 @@
 """Updates per second and memory of training: by model and suite, against the naive version; and how they grow.
 
 Whole updates are measured, as the stages make them: batch, loss, gradients, clipping, optimiser. All at the paper's sizes, but
-in smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large product of
-matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn. On a
-GPU the models by suite are compiled, as in the stages; the ones that show the growth, and the naive ones, are not. Memory is the
-GPU's, or the whole process's.
+in smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large product
+of matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn. On
+a GPU the models by suite are compiled, as in the stages; the ones that show the growth, and the naive ones, are not. Memory is
+the GPU's, or the whole process's.
 """
 
 import copy

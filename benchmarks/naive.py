@@ -36,7 +36,7 @@ class NaiveCodebook(Codebook):
         quantized = (one_hot_VK @ self.vectors_KD).view_as(vectors)
         if self.training:
             flat_VD = flat_VD.detach()
-            self._average(one_hot_VK.sum(dim=0), one_hot_VK.T @ flat_VD, flat_VD)
+            self._average(one_hot_VK.sum(dim=0), (one_hot_VK.T @ flat_VD).float(), flat_VD)
         commitment = (vectors - quantized).square().mean(dim=-1)
         return vectors + (quantized - vectors).detach(), codes_V.view(vectors.shape[:-1]), commitment
 

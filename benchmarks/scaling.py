@@ -49,7 +49,7 @@ def worker(updates: int) -> None:
         starts = torch.randint(len(windows), (fit.batch_size_per_process(world_size()),), device=device)
 
         def update() -> None:
-            step(vqvae, lambda starts, _: vqvae.loss(*windows.gather(starts)), optimizer, fit, starts, device)
+            step(vqvae, lambda starts, _: vqvae.loss(*windows.gather(starts)), optimizer, fit, starts)
 
         for _ in range(5):
             update()

@@ -2,9 +2,9 @@
 
 Whole updates are measured, as the stages make them: batch, loss, gradients, clipping, optimiser. All at the paper's sizes, but
 in smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large product
-of matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn. On
-a GPU the models by suite are compiled, as in the stages; the ones that show the growth, and the naive ones, are not. Memory is
-the GPU's, or the whole process's.
+of matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn.
+On a GPU the models by suite are compiled and their updates recorded as CUDA graphs, as in the stages; the ones that show the
+growth, and the naive ones, are not. Memory is the GPU's, or the whole process's.
 """
 
 import copy
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.measure import Result, in_turn, main, matrix_product, peak_memory, ratio
 from benchmarks.naive import make_naive
 from benchmarks.sizes import LAYOUTS, params_of, random_windows
+from tap.graphs import Graphed
 from tap.prior import Prior
 from tap.settings import Params
 from tap.training import make_optimizer, step
@@ -42,6 +43,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
             model, update, gflop = setup(name, params, LAYOUTS[task], batch, device)
             if on_gpu:
                 compile_blocks(model)
+                update = Graphed(update, warm_up=3)
             with peak_memory(device, memory := Result()):
                 update()
             naive, naive_update, _ = setup(name, params, LAYOUTS[task], batch, device)
@@ -107,7 +109,7 @@ def setup(name: str, params: Params, layout: Layout, batch: int, device: torch.d
         loss(few, False)["loss"].backward()
     model.load_state_dict(state)
     gflop = counter.get_total_flops() / 1e9 * batch / len(few)
-    return model, lambda: step(model, loss, optimizer, fit, starts, device), gflop
+    return model, lambda: step(model, loss, optimizer, fit, starts), gflop
 
 
 if __name__ == "__main__":

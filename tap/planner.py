@@ -8,15 +8,15 @@ H steps (= M * L), O observation, A action, X transition, K codebook size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tap.graphs import Graphed
 from tap.prior import Prior
 from tap.settings import Planner
 from tap.transformer import Cache, extend
@@ -94,7 +94,7 @@ class Search:
         self.samples = [params.beam_width * params.expansion_factor if beam else params.samples]
         self.samples += [params.expansion_factor if beam else 1] * (self.num_codes - 1)
         self.kept = [1] + [params.beam_width if beam else params.samples] * (self.num_codes - 1)
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._graphs: dict[tuple[int, bool], Graphed[tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None  # shared by all graphs
 
     def plan(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
@@ -209,10 +209,12 @@ class Search:
         else:
             key = len(noise), best
             if key not in self._graphs:
-                solve = partial(self._solve, best=best)
-                self._graphs[key] = _Graph(solve, (observations_NO, noise.to(observations_NO.device)), self._memory)
-            tensors = self._graphs[key].replay(observations_NO, noise)
-        return Plan(*(tensor.cpu().numpy() for tensor in tensors))
+                self._graphs[key] = Graphed(partial(self._solve, best=best), warm_up=1, memory=self._memory)
+            tensors = self._graphs[key](observations_NO, noise.to(observations_NO.device))
+        arrived = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        if observations_NO.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        return Plan(*(tensor.numpy() for tensor in arrived))
 
     def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
         """Plan's fields, of the best candidate or of all."""
@@ -226,31 +228,6 @@ class Search:
         raw = self.normalizer.denormalize(found.steps.transitions_BTX[rows])
         columns = [raw[..., column] for column in (layout.observation, layout.action, layout.reward, layout.return_to_go)]
         return *columns, found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows]
-
-
-class _Graph:
-    """A function of tensors recorded as a CUDA graph: its kernels would take longer to launch one by one than to run.
-
-    Graphs may share their memory, as long as one's results are read before another is replayed.
-    """
-
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], memory: Any) -> None:
-        self.inputs = [tensor.clone() for tensor in inputs]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(*self.inputs)  # libraries set themselves up in a first run, which cannot be recorded
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=memory):
-            self.outputs = function(*self.inputs)
-
-    def replay(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The function's results, until the next replay overwrites them."""
-        for recorded, given in zip(self.inputs, inputs, strict=True):
-            recorded.copy_(given)
-        self.graph.replay()
-        return self.outputs
 
 
 def _rows_of(indices_NW: Tensor, candidates: int) -> Tensor:

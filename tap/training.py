@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from tap.distributed import all_reduce_sum, rank, world_size
 from tap.files import write_atomically
+from tap.graphs import Graphed
 from tap.settings import Fit
 
 HELD_OUT_WINDOWS = 1024  # spread evenly over the held-out episodes
@@ -84,7 +86,8 @@ def make_optimizer(model: nn.Module, params: Fit) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": params.weight_decay},
         {"params": others, "weight_decay": 0},
     ]
-    return torch.optim.AdamW(groups, lr=params.learning_rate, betas=params.betas, fused=True)
+    capturable = matrices[0].is_cuda  # by a CUDA graph
+    return torch.optim.AdamW(groups, lr=params.learning_rate, betas=params.betas, fused=True, capturable=capturable)
 
 
 def fit(
@@ -112,16 +115,19 @@ def fit(
     batches = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed + rank())
     update, history, sums = _load(checkpoint, model, optimizer, batches) if checkpoint.exists() else (0, [], {})
+    make_update: Callable[[Tensor], dict[str, Tensor]] = partial(step, model, loss, optimizer, params)
+    if device.type == "cuda" and world_size() == 1:
+        make_update = Graphed(make_update, warm_up=3)
     model.train()
     started, first = time.monotonic(), update
     with tqdm(total=params.updates, initial=update, desc=description, unit="update", disable=rank() > 0, mininterval=1) as bar:
         while update < params.updates:
             starts = torch.randint(num_windows, (params.batch_size,), generator=batches)
             local = _to(device, starts[rank() * local_batch : (rank() + 1) * local_batch])
-            losses = step(model, loss, optimizer, params, local, device)
+            losses = make_update(local)
             update += 1
             for name, value in losses.items():
-                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach().clone()
             bar.update()
 
             if update % params.log_every == 0 or update == params.updates:
@@ -145,13 +151,13 @@ def fit(
 
 
 def step(
-    model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: Fit, starts: Tensor, device: torch.device
+    model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: Fit, starts: Tensor
 ) -> dict[str, Tensor]:
     """One update with the windows `starts` (B,), this process's share of the batch; returns the losses.
 
     Never waits for a GPU.
     """
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with torch.autocast(starts.device.type, torch.bfloat16, enabled=starts.is_cuda):
         losses = loss(starts, False)
     optimizer.zero_grad()
     losses["loss"].backward()  # type: ignore[no-untyped-call]

@@ -159,6 +159,5 @@ def test_an_update_never_waits_for_a_value(tiny_params: Params, name: str) -> No
             make_optimizer(model, PARAMS),
             PARAMS,
             torch.zeros(8, dtype=torch.long),
-            torch.device("cpu"),
         )
     assert losses["loss"].shape == ()

@@ -302,13 +302,8 @@ def horizon_latency_figure(datasets: Mapping[str, Sequence[tuple[int, Row]]]) ->
         return figure
 
 
-def maze_figure(name: str, paths: Sequence[np.ndarray] = ()) -> Figure:
-    """One of MAZES as in the paper's figure of AntMaze, with the positions (T, 2) of trajectories drawn over it, in metres."""
-    return mazes_figure({name: paths})
-
-
 def mazes_figure(paths: Mapping[str, Sequence[np.ndarray]]) -> Figure:
-    """Several of MAZES side by side at one scale, each with its trajectories as in `maze_figure`."""
+    """Some of MAZES side by side as in the paper, with the positions (T, 2) of trajectories drawn over each, in metres."""
     columns = [len(MAZES[name].rows[0]) for name in paths]
     with rc_context(STYLE):
         height = 0.24 * max(len(MAZES[name].rows) for name in paths) + 0.7

@@ -15,7 +15,7 @@ from conftest import ROOT
 from pipelines.collect_antmaze import PLAY_GOALS, GoalPolicy, Guide
 from tap.antmaze import AntMaze, ant_xml
 from tap.datasets import d4rl_file
-from tap.figures import maze_figure
+from tap.figures import mazes_figure
 from tap.mazes import MAZES
 
 
@@ -179,7 +179,7 @@ def test_missing_d4rl_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_figure_shows_each_wall_and_each_path() -> None:
-    (axes,) = maze_figure("medium", [np.array([[0, 0], [4, 0]]), np.array([[4, 0], [4, 4]])]).axes
+    (axes,) = mazes_figure({"medium": [np.array([[0, 0], [4, 0]]), np.array([[4, 0], [4, 4]])]}).axes
     assert len(axes.lines) == 2 + 2  # the paths, start and goal
     for i, row in enumerate(MAZES["medium"].rows):
         for j, letter in enumerate(row):

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
+from pipelines.evaluate import provenance
 from pipelines.stage import main
 from pipelines.train import instance_key, output_folder
 from tap.antmaze import AntMaze
 from tap.datasets import DatasetInfo, lookup
 from tap.diagnostics import EPISODES, distribution, render, visualise, with_planner
-from tap.environments import State, make_environment, versions
+from tap.environments import State, make_environment
 from tap.files import read_json, write_json
 from tap.policy import Policy
 from tap.settings import Runtime, load_params
@@ -56,14 +57,7 @@ def run(dataset: str, seed: int) -> None:
         Path(f"data/plots/diagnose/{key}.json"),
         {"distributions": {name: each.as_json() for name, each in distributions.items()}, "plans": plans},
     )
-    metrics = {
-        "dataset": dataset,
-        "source": validation["source"],
-        "digest": validation["digest"],
-        "scale": params.scale,
-        "environment": info.environment,
-        "versions": versions(),
-        "seed": seed,
+    metrics = provenance(params, info, validation, seed) | {
         "protocol": f"{samples * episodes} plans of {planner.horizon} steps, {samples} from the first state of each of "
         f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint",
         "git_commit": git_state()[0],

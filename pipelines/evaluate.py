@@ -19,7 +19,7 @@ from tap.environments import make_environment, normalized_score, versions
 from tap.evaluation import rollout, summarize
 from tap.files import read_json, write_json
 from tap.policy import Policy
-from tap.settings import Runtime, load_params, read_params_file
+from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.training import choose_device
 
 
@@ -38,15 +38,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     vqvae, prior = (output_folder(part, models) for part in ("train_vqvae", "train_prior"))
     policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
     runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
-    facts = {
-        "dataset": dataset,
-        "source": validation["source"],
-        "digest": validation["digest"],
-        "scale": params.scale,
-        "environment": info.environment,
-        "versions": versions(),
-        "seed": seed,
-    }
+    facts = provenance(params, info, validation, seed)
     tags = {key: facts[key] for key in ("dataset", "source", "scale", "environment", "seed")}
     tags |= (
         {"dataset_digest": facts["digest"]}
@@ -92,6 +84,19 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             )
             register(tracked, policy, episodes.observations[:2], metrics)
         write_json(Path(f"data/metrics/{stage}/{name}.json"), metrics)
+
+
+def provenance(params: Params, info: DatasetInfo, validation: dict[str, Any], seed: int) -> dict[str, Any]:
+    """What every number about a trained policy states: data, scale, simulator, seed."""
+    return {
+        "dataset": info.id,
+        "source": validation["source"],
+        "digest": validation["digest"],
+        "scale": params.scale,
+        "environment": info.environment,
+        "versions": versions(),
+        "seed": seed,
+    }
 
 
 def behaviour(episodes: Episodes, info: DatasetInfo) -> dict[str, Any]:

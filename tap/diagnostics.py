@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from scipy.stats import spearmanr
 
 from tap.environments import State, set_state
 from tap.evaluation import episode_generator, follow, state_prediction_error
@@ -43,7 +44,8 @@ class Distribution:
             "predicted_return_deviation": float(returns.std()),
             "state_prediction_error_median": float(np.median(errors)),
             "distinct_plans": float(np.mean(distinct)),
-            "rank_correlation": rank_correlation(returns, errors),
+            # Spearman's, undefined where all plans promise or err the same
+            "rank_correlation": float(np.nan_to_num(spearmanr(returns, errors).statistic)),
         }
 
     def as_json(self) -> dict[str, list[float]]:
@@ -78,19 +80,6 @@ def distribution(policy: Policy, env: Environment, states: Sequence[State], plan
         for state, plan in zip(states, plans, strict=True)
     ]
     return Distribution(np.stack([plan.codes for plan in plans]), np.stack([plan.value for plan in plans]), np.array(errors))
-
-
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's coefficient of two samples (n,); 0 where one of them is constant."""
-    ranks = _ranks(a), _ranks(b)
-    return float(np.corrcoef(*ranks)[0, 1]) if all(rank.std() > 0 for rank in ranks) else 0.0
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Equal values share their mean rank: a plan drawn twice counts twice."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (counts.cumsum() - (counts - 1) / 2)[place]
-    return ranks
 
 
 def visualise(

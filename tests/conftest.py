@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tap.datasets import Episodes
+from tap.datasets import DatasetInfo, Episodes
 from tap.policy import Policy
 from tap.prior import Prior
 from tap.settings import Params, load_params
@@ -45,6 +45,11 @@ def tiny_tree() -> dict[str, Any]:
 @pytest.fixture
 def tiny_params(params_yaml_with: Callable[..., Path]) -> Params:
     return load_params(params_yaml_with(datasets={"hopper-tiny": tiny_tree()}), "hopper-tiny", scale="cpu")
+
+
+def custom_dataset(name: str, environment: str, max_episode_steps: int) -> DatasetInfo:
+    """A dataset of one's own, without reference scores."""
+    return DatasetInfo(name, "custom", "file", None, None, environment, max_episode_steps, None, None)
 
 
 def random_episodes(lengths: list[int], observation_dim: int, action_dim: int, seed: int = 0) -> Episodes:

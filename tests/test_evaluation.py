@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from conftest import custom_dataset
 
-from tap.datasets import DatasetInfo
 from tap.environments import make_environment
 from tap.evaluation import LATENCY_DECISIONS, WARM_UP_DECISIONS, episode_generator, rollout, summarize
 from tap.policy import Plan
@@ -36,17 +36,7 @@ class Line(gymnasium.Env):
 
 gymnasium.register("Line-v0", entry_point=Line)
 
-LINE = DatasetInfo(
-    id="line",
-    suite="custom",
-    source="file",
-    path=None,
-    url=None,
-    environment="Line-v0",
-    max_episode_steps=5,
-    reference_min_score=None,
-    reference_max_score=None,
-)
+LINE = custom_dataset("line", "Line-v0", max_episode_steps=5)
 HOPPER = replace(
     LINE,
     id="hopper-medium-replay",

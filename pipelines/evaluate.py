@@ -19,6 +19,8 @@ from tap.environments import make_environment, normalized_score, versions
 from tap.evaluation import rollout, summarize
 from tap.files import read_json, write_json
 from tap.policy import Policy
+from tap.registry import log_policy
+from tap.registry import register as register_version
 from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.training import choose_device
 
@@ -115,7 +117,7 @@ def register(run: tracking.Run, policy: Policy, example_observations: np.ndarray
     """Log the policy as a model and make it a version of `tap-DATASET`, with the evidence that promotion compares."""
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
-        uri = tracking.log_policy(run, Path(folder) / "policy", example_observations)
+        uri = log_policy(run, Path(folder) / "policy", example_observations)
     keys = ("dataset", "source", "scale", "seed", "environment", "episodes", "environment_seed", "protocol", "git_commit")
     tags = {key: metrics[key] for key in keys} | {
         "dataset_digest": metrics["digest"],
@@ -123,7 +125,7 @@ def register(run: tracking.Run, policy: Policy, example_observations: np.ndarray
         "returns": json.dumps(metrics["returns"]),
     }
     if uri is not None:
-        tracking.register(uri, f"tap-{metrics['dataset']}", tags)
+        register_version(uri, f"tap-{metrics['dataset']}", tags)
 
 
 if __name__ == "__main__":

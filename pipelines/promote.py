@@ -14,6 +14,7 @@ import numpy as np
 
 from tap import tracking
 from tap.files import read_json
+from tap.registry import Registry, Version, open_registry
 from tap.settings import Runtime, load_params, read_params_file
 
 EVALUATIONS = Path("data/metrics/evaluate")
@@ -52,7 +53,7 @@ def promote(dataset: str, params_path: Path) -> Decision:
     """
     path, facts, run_id = _best_evaluation(dataset, params_path)
     name, tracking_uri = PREFIX + dataset, Runtime().tracking_uri
-    with tracking.open_registry(tracking_uri) as registry:
+    with open_registry(tracking_uri) as registry:
         challenger = registry.version_of_run(name, run_id) if run_id else None
         if challenger is None:
             lack = (
@@ -82,7 +83,7 @@ def promote(dataset: str, params_path: Path) -> Decision:
 def rollback(dataset: str) -> Decision:
     """Give the alias champion back to the version that held it before. Raises ValueError where there is none that works."""
     name = PREFIX + dataset
-    with tracking.open_registry(Runtime().tracking_uri) as registry:
+    with open_registry(Runtime().tracking_uri) as registry:
         champion = registry.alias(name, CHAMPION)
         if champion is None:
             raise ValueError(f"{name} has no champion to roll back: run `tap promote {dataset}`")
@@ -100,7 +101,7 @@ def rollback(dataset: str) -> Decision:
 
 def models() -> list[ModelRow]:
     """All registered versions, by name and number."""
-    with tracking.open_registry(Runtime().tracking_uri) as registry:
+    with open_registry(Runtime().tracking_uri) as registry:
         return [
             ModelRow(
                 name=version.name,
@@ -142,14 +143,14 @@ def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
     return {**same, "dataset_digest": metrics["digest"], "score_metric": metric, "score": score}
 
 
-def _score(version: tracking.Version) -> float:
+def _score(version: Version) -> float:
     try:
         return float(version.tags["score"])
     except (KeyError, ValueError):
         return math.nan
 
 
-def _compare(facts: dict[str, Any], champion: tracking.Version | None) -> str | None:
+def _compare(facts: dict[str, Any], champion: Version | None) -> str | None:
     """Why these facts do not beat the champion; None where they do."""
     if champion is None:
         return None
@@ -167,7 +168,7 @@ def _compare(facts: dict[str, Any], champion: tracking.Version | None) -> str | 
     return None
 
 
-def _try_out(registry: tracking.Registry, version: tracking.Version) -> str | None:
+def _try_out(registry: Registry, version: Version) -> str | None:
     """Why a version cannot serve; None where it loads and acts."""
     try:
         actions = registry.act_once(version)
@@ -176,7 +177,7 @@ def _try_out(registry: tracking.Registry, version: tracking.Version) -> str | No
     return None if np.isfinite(actions).all() else f"version {version.version} acts with NaN or infinite actions"
 
 
-def _crown(registry: tracking.Registry, version: tracking.Version, reason: str, **tags: str) -> None:
+def _crown(registry: Registry, version: Version, reason: str, **tags: str) -> None:
     """Make a version champion. The alias moves last: a process that dies before leaves the old champion, and can run again."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     registry.set_tags(version, {"promotion": "promoted", "promotion_reason": reason, "promoted_at": now, **tags})

@@ -53,12 +53,13 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
 
     Raises ValueError where there is no such policy, or the server ends by itself.
     """
-    from tap import tracking  # not at the top: a served model needs no tracking
+    from tap.registry import open_registry  # not at the top: a served model needs no registry
+    from tap.tracking import public
 
-    with tracking.open_registry(tracking_uri) as registry:
+    with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:
             raise ValueError(
-                f"{name} has no {alias} at {tracking.public(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
+                f"{name} has no {alias} at {public(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
             )
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
     command += ["--model-uri", f"models:/{name}@{alias}", "--host", host, "--port", str(port)]

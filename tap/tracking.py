@@ -1,4 +1,4 @@
-"""MLflow: one run a stage, and the registry of policies. Only this module and `tap.serving` import mlflow.
+"""MLflow: one run a stage. Only this module, `tap.registry` and `tap.serving` import mlflow.
 
 A tracking server that is away never stops a stage, and never slows its loop: metrics wait in memory, and a thread of the run
 sends them. What the server has not taken when the run ends is lost there, and one warning says so. The files that a stage
@@ -18,14 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
-
-import numpy as np
-
-from tap.files import read_json
+from typing import Any, TypeVar
 
 # A server that does not answer costs seconds; by MLflow's defaults it would cost minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -35,11 +30,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, Param, RunInfo, RunTag
-from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
 EXPERIMENT = "tap"
 BATCH = 1000  # metrics that MLflow takes in one request
@@ -88,7 +80,7 @@ class Run:
             lost = "this run is not tracked and its policy cannot be registered"
         else:
             lost = "what is logged meanwhile is lost there, except metrics if it recovers before the run ends"
-        logger.warning("%s: %s. Files under data/ are complete.", _failure(self.tracking_uri, error), lost)
+        logger.warning("%s: %s. Files under data/ are complete.", failure(self.tracking_uri, error), lost)
 
     def _send(self, request: Callable[[MlflowClient, str], object]) -> bool:
         """Make a request; whether the store took it. Whatever breaks, the stage goes on."""
@@ -226,119 +218,8 @@ def connect(tracking_uri: str) -> MlflowClient:
         os.close(folder)
 
 
-def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> str | None:
-    """Keep the policy of a folder as an MLflow model with all code that it needs; its URI, or None where the store is away.
-
-    `example_observations` (n, O) are kept as the input example.
-    """
-    if run.id is None:
-        return None
-    layout = read_json(policy_folder / "vqvae.json")["layout"]
-    signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, layout["observation_dim"]))]),
-        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, layout["action_dim"]))]),
-        params=ParamSchema([ParamSpec("seed", DataType.long, 0)]),
-    )
-    code = Path(__file__).parent
-    mlflow.set_tracking_uri(run.tracking_uri)
-    try:
-        with mlflow.start_run(run_id=run.id, log_system_metrics=False):
-            model = mlflow.pyfunc.log_model(
-                name="policy",
-                python_model=str(code / "serving.py"),
-                artifacts={"policy": str(policy_folder)},
-                code_paths=[str(code)],
-                signature=signature,
-                input_example=example_observations.astype(np.float64),
-                pip_requirements=_requirements(),
-            )
-    except Exception as error:
-        run.warn(error)
-        return None
-    uri: str = model.model_uri
-    return uri
-
-
-def register(model_uri: str, name: str, tags: Mapping[str, Any]) -> str | None:
-    """Make a logged model the next version of the registered model `name`; the version, or None where the store is away."""
-    try:
-        version = mlflow.register_model(model_uri, name, tags={key: str(value) for key, value in tags.items()})
-    except Exception as error:
-        logger.warning("%s: %s is not registered.", _failure(mlflow.get_tracking_uri(), error), name)
-        return None
-    return str(version.version)
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of a registered model."""
-
-    name: str
-    version: str
-    tags: dict[str, str]
-
-    @classmethod
-    def of(cls, found: ModelVersion) -> Self:
-        """From MLflow's own, whose number is an int in some stores and a string in others."""
-        return cls(found.name, str(found.version), dict(found.tags))
-
-
-class Registry:
-    """Registered models, their versions, aliases and tags. Its methods raise MlflowException; see `open_registry`."""
-
-    def __init__(self, client: MlflowClient) -> None:
-        self._client = client
-
-    def version_of_run(self, name: str, run_id: str) -> Version | None:
-        """The newest version of `name` that a run registered."""
-        found = [version for version in self._client.search_model_versions(f"run_id = '{run_id}'") if version.name == name]
-        return Version.of(max(found, key=_number)) if found else None
-
-    def version(self, name: str, version: str) -> Version | None:
-        """The version of that number."""
-        return _unless_missing(lambda: Version.of(self._client.get_model_version(name, version)))
-
-    def alias(self, name: str, alias: str) -> Version | None:
-        """The version that an alias points at."""
-        return _unless_missing(lambda: Version.of(self._client.get_model_version_by_alias(name, alias)))
-
-    def set_alias(self, version: Version, alias: str) -> None:
-        """Point an alias at a version."""
-        self._client.set_registered_model_alias(version.name, alias, version.version)
-
-    def set_tags(self, version: Version, tags: Mapping[str, Any]) -> None:
-        """Set tags of a version."""
-        for key, value in tags.items():
-            self._client.set_model_version_tag(version.name, version.version, key, str(value))
-
-    def act_once(self, version: Version) -> np.ndarray:
-        """Load a version and let it act on its input example: (n, A)."""
-        model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}")
-        return np.asarray(model.predict(model.input_example))
-
-    def versions(self, prefix: str) -> Iterator[tuple[Version, list[str]]]:
-        """Every version with its aliases, by name and number, of the models whose name starts with `prefix`."""
-        models = _pages(self._client.search_registered_models, f"name LIKE '{prefix}%'")
-        for model in sorted(models, key=lambda model: str(model.name)):
-            for found in sorted(_pages(self._client.search_model_versions, f"name = '{model.name}'"), key=_number):
-                yield (
-                    Version.of(found),
-                    sorted(alias for alias, number in model.aliases.items() if int(number) == _number(found)),
-                )
-
-
-@contextmanager
-def open_registry(tracking_uri: str) -> Iterator[Registry]:
-    """The registry of a store. Inside, whatever MLflow raises becomes a ValueError that names the store."""
-    try:
-        yield Registry(connect(tracking_uri))
-    except MlflowException as error:
-        message = f"{_failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs"
-        raise ValueError(message) from error
-
-
 def _existing_run(client: MlflowClient, run_id: str) -> RunInfo | None:
-    run = _unless_missing(lambda: client.get_run(run_id))
+    run = unless_missing(lambda: client.get_run(run_id))
     return run.info if run and run.info.lifecycle_stage == "active" else None
 
 
@@ -355,25 +236,13 @@ def _experiment(client: MlflowClient, artifacts: str | None = None) -> Experimen
     return found
 
 
-def _unless_missing(request: Callable[[], T]) -> T | None:
+def unless_missing(request: Callable[[], T]) -> T | None:
     try:
         return request()
     except MlflowException as error:
         if error.error_code in MISSING:
             return None
         raise
-
-
-def _number(version: ModelVersion) -> int:
-    return int(version.version)
-
-
-def _pages(search: Callable[..., Any], condition: str) -> Iterator[Any]:
-    page = search(condition)
-    yield from page
-    while page.token:
-        page = search(condition, page_token=page.token)
-        yield from page
 
 
 @contextmanager
@@ -387,13 +256,6 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _requirements() -> list[str]:
-    """This package's own dependencies, without extras, as they are installed here; MLflow adds itself."""
-    declared = importlib.metadata.requires("tap-planner") or []
-    names = [re.split(r"[^\w.-]", line)[0] for line in declared if "extra ==" not in line]
-    return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]  # no "+cpu": indexes lack it
 
 
 def _tags(tags: Mapping[str, Any]) -> list[RunTag]:
@@ -413,7 +275,7 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
     return Path(file.split("?")[0]).resolve() if scheme == "sqlite" else None
 
 
-def _failure(tracking_uri: str, error: Exception) -> str:
+def failure(tracking_uri: str, error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return public(f"MLflow at {tracking_uri} failed ({reason})")
 

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from pipelines.promote import models, promote, rollback
 from tap import tracking
+from tap.registry import log_policy, register
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ class Project:
         path.write_text(json.dumps(metrics))
         found = self.client.search_model_versions(f"run_id = '{run_id}'")
         if self.name not in [version.name for version in found]:
-            tracking.register(model_uri, self.name, {"score": score, "seed": seed})
+            register(model_uri, self.name, {"score": score, "seed": seed})
 
     def promote(self) -> tuple[str, str]:
         decision = promote(self.dataset, self.params)
@@ -81,7 +82,7 @@ def project(
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     while len(logged) < 3:
         with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, tracking_uri=store) as run:
-            uri = tracking.log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
+            uri = log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
         assert run.id and uri
         logged.append((run.id, uri))
     dataset = f"hopper-{request.node.name.removeprefix('test_').translate(str.maketrans('_[', '--', ']'))}"
@@ -157,7 +158,7 @@ def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, ti
     project.promote()
     tags = {"dataset": "tiny", "seed": 1, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, tracking_uri=store) as run:
-        uri = tracking.log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
+        uri = log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
     assert run.id and uri
     project.logged.append((run.id, uri))
     project.evaluate(1, 99.0, policy=-1)

@@ -23,6 +23,7 @@ from mlflow.pyfunc.model import PythonModelContext
 
 from tap import tracking
 from tap.policy import Policy
+from tap.registry import log_policy, open_registry, register
 from tap.serving import ServedPolicy, serve
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(3, 11))
@@ -104,10 +105,10 @@ def test_a_champion_over_http(tiny_policy_folder: Path, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, tracking_uri=uri) as run:
-        model_uri = tracking.log_policy(run, tiny_policy_folder, OBSERVATIONS)
+        model_uri = log_policy(run, tiny_policy_folder, OBSERVATIONS)
     assert model_uri is not None
-    version = tracking.register(model_uri, "tap-tiny", {"score": 1.5})
-    with tracking.open_registry(uri) as registry:
+    version = register(model_uri, "tap-tiny", {"score": 1.5})
+    with open_registry(uri) as registry:
         found = registry.version_of_run("tap-tiny", str(run.id))
         assert found is not None and found.version == version and found.tags["score"] == "1.5"
         with pytest.raises(ValueError, match=r"tap-tiny has no champion at .*: run `tap promote tiny` first"):

@@ -19,6 +19,7 @@ from mlflow.entities import Run as StoredRun
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from tap import tracking
+from tap.registry import log_policy
 from tap.tracking import Run, start_run
 
 TAGS = {"dataset": "hopper-medium-replay", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
@@ -161,7 +162,7 @@ def use(tracked: Run, policy_folder: Path) -> None:
     tracked.set_tags({"note": "lost"})
     tracked.log_json({}, "lost.json")
     tracked.log_artifact(policy_folder / "vqvae.json")
-    assert tracking.log_policy(tracked, policy_folder, np.zeros((1, 11))) is None
+    assert log_policy(tracked, policy_folder, np.zeros((1, 11))) is None
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

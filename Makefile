@@ -3,10 +3,10 @@ PYTHON ?= $(shell for python in python3.11 python3; do $$python -c '' 2>/dev/nul
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help demo test ui clean distclean
+.PHONY: help demo test test-sweep ui clean distclean
 
 help: ## list these targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(INSTALLED) ## install, then run the whole pipeline of params.yaml: data to report
 	$(BIN)/tap run
@@ -18,12 +18,15 @@ test: $(INSTALLED) ## install, then run all checks and tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadgroup
 
+test-sweep: $(INSTALLED) ## a sweep by two workers, one of which is killed: minutes
+	$(BIN)/pytest -m sweep -s tests/test_sweep.py
+
 ui: $(INSTALLED) ## serve MLflow's and Prefect's pages until Ctrl-C
 	$(BIN)/tap ui
 
 clean: ## remove all results, models, runs and caches; keep .venv, your own data and what git tracks
 	git clean -fdxq -- data/raw data/vqvae data/prior data/metrics data/plots data/report dvc.lock dvc_plots .dvc/cache .dvc/tmp \
-		.checkpoints .prefect 'mlflow.db*' mlartifacts .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+		.checkpoints .prefect .tracking .workers 'mlflow.db*' mlartifacts .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 distclean: clean ## remove .venv as well
 	rm -rf .venv
@@ -34,6 +37,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv .venv || { rm -rf .venv; \
 		echo "$(PYTHON) cannot make virtual environments: install python3-venv (Debian, Ubuntu), or make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,team,dev]'
 	$(BIN)/python -m pipelines.plots_template
 	@touch $@

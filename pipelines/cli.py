@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -49,10 +49,16 @@ app = App(
     tap promote ID --rollback      # back to the champion before
     tap serve ID                   # the champion over HTTP
     tap ui                         # MLflow's and Prefect's pages
+    tap worker cpu                 # on each machine of a team
+    tap sweep                      # what `tap run` does, by the workers
     ```
     """,
 )
 
+Remote = Annotated[
+    str | None,
+    typer.Option(help="The DVC remote that shares results: a folder or a URL. [default: the one set]", envvar="TAP_REMOTE"),
+]
 Dataset = Annotated[str, typer.Argument(help="A dataset id that params.yaml lists.", show_default=False)]
 
 
@@ -174,6 +180,70 @@ def serve(
 
     name, _, alias = policy.partition("@")
     serve_policy(PREFIX + name.removeprefix(PREFIX), alias or "champion", host, port, Runtime().tracking_uri)
+
+
+@app.command()
+def sweep(
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this dataset; may be repeated. [default: all listed]")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated. [default: all listed]")] = None,
+    pool: Annotated[Literal["cpu", "gpu"], typer.Option(help="The work pool whose workers do it.")] = "cpu",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs for each run, where its worker has any.")] = 1,
+    promote: Annotated[
+        bool, typer.Option(help="Let the best policies become champions where they beat the present ones.")
+    ] = True,
+    remote: Remote = None,
+) -> None:
+    """Do what `tap run` does by workers: each dataset and seed of params.yaml as a run of its own, all at this commit.
+
+    It waits for them, shows how they do, and brings their results here. Ctrl-C ends them all; the next sweep goes on from what
+    is done. Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI if runs shall be seen together.
+
+    Example: `tap sweep --dataset hopper-medium-replay --remote s3://bucket/tap`
+    """
+    from pipelines import sweep as sweeping
+
+    sweeping.run(dataset or None, seed or None, pool, gpus, promote, remote)
+
+
+@app.command()
+def worker(
+    pool: Annotated[
+        str,
+        typer.Argument(help="The work pool: gpu or cpu to train, control for sweeps that are started in Prefect's page."),
+    ] = "cpu",
+    remote: Remote = None,
+    clone: Annotated[
+        Path | None,
+        typer.Option(help="The worker's clone, made if missing. [default: .workers/POOL]", show_default=False),
+    ] = None,
+    git: Annotated[
+        str | None, typer.Option(help="Where its commits come from. [default: this project's origin]", show_default=False)
+    ] = None,
+    runs_per_gpu: Annotated[int, typer.Option(min=1, help="Runs that may use one GPU at the same time.")] = 1,
+) -> None:
+    """Make a clone and work in it, until Ctrl-C, for the sweeps of others. One worker does one run at a time.
+
+    Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI if runs shall be seen together.
+
+    Example: `tap worker gpu --remote s3://bucket/tap`
+    """
+    from pipelines import worker as working
+
+    sys.exit(working.start(pool, clone or Path(".workers") / pool, git, remote, runs_per_gpu))
+
+
+@app.command()
+def reap(
+    after: Annotated[float, typer.Option(min=60, help="Seconds without a sign of life that make a run lost.")] = 90,
+) -> None:
+    """Give the runs of lost workers back to their pool. A sweep does so by itself while it waits.
+
+    Example: `tap reap --after 300`
+    """
+    from pipelines import reap as reaping
+
+    lines = reaping.reap.fn(after)
+    print("\n".join(lines) if lines else "no run is lost")
 
 
 @app.command()

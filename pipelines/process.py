@@ -5,7 +5,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,17 @@ def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]
 
 
 @contextmanager
-def running(command: Sequence[str], keep_open: Sequence[int] = (), **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, which has ended when the context has; where this process dies, soon after."""
+def running(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, keep_open: Sequence[int] = (), **streams: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which has ended when the context has; where this process dies, soon after.
+
+    It sees the variables of `environment` beside this process's.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # Commands of this virtual environment are found, activated or not; into a pipe, Python does not hold its lines back.
-    environment = os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+    variables = os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"} | dict(environment or {})
+    process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     watchdog = watch(-process.pid, keep_open)
     try:
         yield process
@@ -47,7 +52,9 @@ def running(command: Sequence[str], keep_open: Sequence[int] = (), **streams: An
         watchdog.wait()
 
 
-def run(command: Sequence[str], show: Callable[[str, bool], None], lock: Path) -> int:
+def run(
+    command: Sequence[str], show: Callable[[str, bool], None], lock: Path, environment: Mapping[str, str] | None = None
+) -> int:
     """Run `command` to its end and return its exit code; `show(line, passing)` gets each line of its output.
 
     A passing line ended with a carriage return: the next one takes its place, as progress bars do.
@@ -60,7 +67,7 @@ def run(command: Sequence[str], show: Callable[[str, bool], None], lock: Path) -
         except BlockingIOError:
             show("another run is at work in this folder: waiting for it to end", False)
             fcntl.flock(file, fcntl.LOCK_EX)
-        with running(command, [file.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with running(command, environment, [file.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout
             for line in io.TextIOWrapper(process.stdout, errors="replace", newline=""):
                 show(line.rstrip("\r\n"), line.endswith("\r"))

@@ -1,10 +1,15 @@
 """Small real things that several test files use: params, episodes, a policy with random weights."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -18,6 +23,9 @@ from tap.vqvae import VQVAE
 from tap.windows import Layout, fit_normalizer
 
 ROOT = Path(__file__).parent.parent
+
+EPISODE_LENGTHS = [25, 3, 40, 12, 60, 8, 31, 22, 17, 45, 5, 30]  # of copy_project's dataset
+IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost")  # of a commit
 
 torch.set_num_threads(1)  # tests run side by side
 
@@ -103,3 +111,62 @@ def params_yaml_with(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def copy_project(folder: Path, datasets: dict[str, dict[str, Any]], **changes: Any) -> None:
+    """Fill `folder` with a copy of the project in git: its `datasets`, each with overrides, are a random policy's on Hopper.
+
+    `changes` are made to the top level of params.yaml.
+    """
+    for name in ("tap", "pipelines", "data/bundled", ".dvc/config", ".gitignore", "dvc.yaml", "prefect.yaml", "pyproject.toml"):
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    facts = {"environment": "Hopper-v4", "max_episode_steps": 100, "reference_min_score": 0.0, "reference_max_score": 100.0}
+    fetch = {"source": "file", "path": "my-hopper.hdf5"} | facts
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content |= {"datasets": {name: {"fetch": fetch} | overrides for name, overrides in datasets.items()}} | changes
+    (folder / "params.yaml").write_text(yaml.safe_dump(content))
+    _write_dataset(folder / "my-hopper.hdf5")
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", *IDENTITY, "commit", "-qm", "tiny")
+
+
+def _write_dataset(path: Path) -> None:
+    rng, rows = np.random.default_rng(0), sum(EPISODE_LENGTHS)
+    terminals = np.zeros(rows, bool)
+    terminals[np.cumsum(EPISODE_LENGTHS) - 1] = True
+    with h5py.File(path, "w") as file:
+        file["observations"] = rng.normal(size=(rows, 11))
+        file["actions"] = rng.uniform(-1, 1, (rows, 3))
+        file["rewards"] = rng.normal(1, 0.1, rows)
+        file["terminals"] = terminals
+        file["timeouts"] = np.zeros(rows, bool)
+
+
+def run(folder: Path, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(folder),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+    }
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | settings | environment, capture_output=True, text=True, timeout=300
+    )
+    assert not check or result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
+    """All metrics of a stage by file name, less what is of this machine's speed or names a run."""
+    found = {}
+    for file in sorted((folder / "data/metrics" / stage).glob("*.json")):
+        content = json.loads(file.read_text())
+        found[file.name] = {key: value for key, value in content.items() if key not in ("latency_ms", "runs")}
+    return found

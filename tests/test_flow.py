@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,111 +11,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import ROOT
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
+from stub_project import make_stub_project, ran
 
-from pipelines import flow, process
-from pipelines.flow import Instance
+from pipelines import flow, process, repro
+from pipelines.repro import Instance
 
-ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
 
-PARAMS = """
-scale: cpu
-seeds: [0, 1]
-datasets: {a: {}, b-c: {}}
-ablate: {datasets: [a, b-c], planners: [no-search], models: []}
-ablations: {no-search: {evaluate: {}}}
-fetch: {}
-train_vqvae: {}
-train_prior: {}
-evaluate: {}
-scales: {}
-"""
-# Files `fail` and `sleep` name the stage that shall do so.
-STAGE = """
-import json, os, sys, time
-from pathlib import Path
-
-name, out = sys.argv[1], Path(sys.argv[2])
-with open("ran.txt", "a") as file:
-    print(name, file=file)
-print("this is", name)
-for percent in (10, 50, 100):
-    print(f"\\r{percent}%", end="", file=sys.stderr)
-print(file=sys.stderr)
-if Path("sleep").exists() and Path("sleep").read_text() == name:
-    Path("pid").write_text(str(os.getpid()))
-    time.sleep(100)
-if Path("fail").exists() and Path("fail").read_text() == name:
-    sys.exit("no more memory")
-out.parent.mkdir(parents=True, exist_ok=True)
-dataset, _, key = name.partition("@")[2].partition("-")
-if out.suffix == ".json":
-    seed, _, ablation = key.partition("-")
-    out.write_text(json.dumps({
-        "dataset": dataset, "source": "file", "digest": "", "scale": "cpu", "environment": "Hopper-v4", "versions": {},
-        "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "returns": [1, 2],
-        "normalized_score": 30 if ablation else 50, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
-        "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20}, "planner": {}, "runs": {}, "git_commit": None,
-        "behaviour": {"mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
-                      "last_tenth_normalized_score": 1},
-        **({"ablation": ablation} if ablation else {}),
-    }))
-else:
-    out.write_text(name)
-"""
-DVC = """
-stages:
-  fetch:
-    matrix: {dataset: "${datasets}"}
-    cmd: python stage.py fetch@${item.dataset} data/raw/${item.dataset}
-    outs: ["data/raw/${item.dataset}"]
-  train_vqvae:
-    matrix: &each {dataset: "${datasets}", seed: "${seeds}"}
-    cmd: python stage.py train_vqvae@${item.dataset}-${item.seed} data/vqvae/${item.dataset}-${item.seed}
-    deps: ["data/raw/${item.dataset}", "seeds/${item.seed}"]
-    outs: ["data/vqvae/${item.dataset}-${item.seed}"]
-  train_prior:
-    matrix: *each
-    cmd: python stage.py train_prior@${item.dataset}-${item.seed} data/prior/${item.dataset}-${item.seed}
-    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
-    outs: ["data/prior/${item.dataset}-${item.seed}"]
-  evaluate:
-    matrix: *each
-    cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
-    outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
-  diagnose:
-    matrix: {dataset: "${datasets}", seed: ["${seeds[0]}"]}
-    cmd: python stage.py diagnose@${item.dataset}-${item.seed} data/plots/diagnose/${item.dataset}-${item.seed}.json
-    deps: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
-    outs: ["data/plots/diagnose/${item.dataset}-${item.seed}.json"]
-  ablations:
-    matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablate.planners}"}
-    cmd: >-
-      python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
-      data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
-    outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
-  report:
-    cmd: python stage.py report data/report
-    deps: [data/metrics]
-    outs: [data/report]
-"""
 CHAIN = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0", "diagnose@a-0", "ablations@a-0-no-search", "report"]
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: a project with datasets a and b-c, seeds 0 and 1, one ablation."""
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    files = {"params.yaml": PARAMS, "stage.py": STAGE, "dvc.yaml": DVC, "seeds/0": "0", "seeds/1": "1"}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache"))
-    shutil.copy(ROOT / "prefect.toml", tmp_path)
+    """The working directory: a project whose stages only write down that they ran."""
+    make_stub_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -125,14 +36,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prefect_server() -> Iterator[None]:
     with prefect_test_harness(server_startup_timeout=120):
         yield
-
-
-def ran(project: Path) -> list[str]:
-    """The stages that ran since the last call, in order."""
-    log = project / "ran.txt"
-    names = log.read_text().split() if log.exists() else []
-    log.unlink(missing_ok=True)
-    return names
 
 
 def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
@@ -162,7 +65,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def test_instances_run_after_what_they_build_on(project: Path) -> None:
-    every = flow.instances(None, None)
+    every = repro.instances(None, None)
     assert len(every) == len(set(every)) == 2 * (1 + 2 * 4 + 1) + 1  # diagnose is for the first seed only
     assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
     assert Instance("evaluate", "a", 0).builds_on(Instance("fetch", "a"))
@@ -171,9 +74,9 @@ def test_instances_run_after_what_they_build_on(project: Path) -> None:
 
 def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
     with pytest.raises(ValueError, match=r"params.yaml: datasets: 'd' is not listed.*a, b-c"):
-        flow.instances(["a", "d"], None)
+        repro.instances(["a", "d"], None)
     with pytest.raises(ValueError, match=r"params.yaml: seeds: 7 is not listed"):
-        flow.instances(None, [7])
+        repro.instances(None, [7])
 
 
 def test_flow_runs_what_is_stale_and_shows_its_output(
@@ -201,8 +104,8 @@ def test_flow_runs_what_is_stale_and_shows_its_output(
     assert "no more memory" in [record.message for record in caplog.records]
 
     (project / "seeds/0").write_text("changed")
-    chosen = flow.instances(["a"], [0])
-    assert {str(instance) for instance in flow.stale(chosen)} == set(CHAIN[1:])
+    chosen = repro.instances(["a"], [0])
+    assert {str(instance) for instance in repro.stale(chosen)} == set(CHAIN[1:])
 
 
 def test_ctrl_c_ends_the_flow_and_its_stage(project: Path) -> None:
@@ -234,7 +137,7 @@ def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
     # Another process with the id of the killed dvc, in DVC's eyes still at work.
     lock = {"pid": os.getpid(), "cmd": "dvc repro"}
     (project / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(project / "data/vqvae/a-0"): lock}}))
-    assert flow.dvc("repro", "--single-item", "train_vqvae@a-0", show=lambda line, _: print(line)) == 0
+    assert repro.dvc("repro", "--single-item", "train_vqvae@a-0", show=lambda line, _: print(line)) == 0
     wait_until(lambda: all(map(gone, family)), 30)
 
 

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import grimp
-import h5py
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, random_episodes, tiny_tree
+from conftest import EPISODE_LENGTHS, ROOT, copy_project, metrics, random_episodes, run, tiny_tree
 
 from pipelines import train_prior
 from tap.policy import Policy
 from tap.windows import Windows
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-EPISODE_LENGTHS = [25, 3, 40, 12, 60, 8, 31, 22, 17, 45, 5, 30]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -45,67 +43,13 @@ def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy
     assert len(alone.unique(dim=0)) > 5
 
 
-def run(folder: Path, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    settings = {
-        "PATH": path,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(folder),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-    }
-    result = subprocess.run(
-        command, cwd=folder, env=os.environ | settings | environment, capture_output=True, text=True, timeout=300
-    )
-    assert not check or result.returncode == 0, result.stdout + result.stderr
-    return result
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project at tiny scale, with a dataset of its own: a random policy on Hopper, in D4RL's layout."""
+    """A copy of the project at tiny scale, with a dataset of its own."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("tap", "pipelines", "data/bundled", ".dvc/config", ".gitignore", "dvc.yaml", "pyproject.toml"):
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target)
-    (folder / "params.yaml").write_text(yaml.safe_dump(tiny_params_file()))
-    write_dataset(folder / "my-hopper.hdf5")
-    run(folder, "git", "init", "-q")
-    run(folder, "git", "add", "-A")
-    run(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "tiny")
-    return folder
-
-
-def tiny_params_file() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
-    facts = {"environment": "Hopper-v4", "max_episode_steps": 100, "reference_min_score": 0.0, "reference_max_score": 100.0}
-    fetch = {"source": "file", "path": "my-hopper.hdf5"} | facts
     ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
-    return content | {"datasets": {"my-hopper": {"fetch": fetch} | tiny_tree()}, "seeds": [3], "ablate": ablate}
-
-
-def write_dataset(path: Path) -> None:
-    rng, rows = np.random.default_rng(0), sum(EPISODE_LENGTHS)
-    terminals = np.zeros(rows, bool)
-    terminals[np.cumsum(EPISODE_LENGTHS) - 1] = True
-    with h5py.File(path, "w") as file:
-        file["observations"] = rng.normal(size=(rows, 11))
-        file["actions"] = rng.uniform(-1, 1, (rows, 3))
-        file["rewards"] = rng.normal(1, 0.1, rows)
-        file["terminals"] = terminals
-        file["timeouts"] = np.zeros(rows, bool)
-
-
-def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
-    """All metrics of a stage by file name, less what is of this machine's speed or names a run."""
-    found = {}
-    for file in sorted((folder / "data/metrics" / stage).glob("*.json")):
-        content = json.loads(file.read_text())
-        found[file.name] = {key: value for key, value in content.items() if key not in ("latency_ms", "runs")}
-    return found
+    copy_project(folder, {"my-hopper": tiny_tree()}, seeds=[3], ablate=ablate)
+    return folder
 
 
 @pytest.fixture(scope="module")

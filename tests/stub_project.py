@@ -1,0 +1,113 @@
+"""A project whose stages only write down that they ran: for tests of what runs them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from conftest import IDENTITY, ROOT
+
+PARAMS = """
+scale: cpu
+seeds: [0, 1]
+datasets: {a: {}, b-c: {}}
+ablate: {datasets: [a, b-c], planners: [no-search], models: []}
+ablations: {no-search: {evaluate: {}}}
+fetch: {}
+train_vqvae: {}
+train_prior: {}
+evaluate: {}
+scales: {}
+"""
+# Files `fail` and `sleep` name the stage that shall do so.
+STAGE = """
+import json, os, sys, time
+from pathlib import Path
+
+name, out = sys.argv[1], Path(sys.argv[2])
+with open("ran.txt", "a") as file:
+    print(name, file=file)
+print("this is", name)
+for percent in (10, 50, 100):
+    print(f"\\r{percent}%", end="", file=sys.stderr)
+print(file=sys.stderr)
+if Path("sleep").exists() and Path("sleep").read_text() == name:
+    Path("pid").write_text(str(os.getpid()))
+    time.sleep(100)
+if Path("fail").exists() and Path("fail").read_text() == name:
+    sys.exit("no more memory")
+out.parent.mkdir(parents=True, exist_ok=True)
+dataset, _, key = name.partition("@")[2].partition("-")
+if out.suffix == ".json":
+    seed, _, ablation = key.partition("-")
+    out.write_text(json.dumps({
+        "dataset": dataset, "source": "file", "digest": "", "scale": "cpu", "environment": "Hopper-v4", "versions": {},
+        "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "returns": [1, 2],
+        "normalized_score": 30 if ablation else 50, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
+        "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20}, "planner": {}, "runs": {}, "git_commit": None,
+        "behaviour": {"mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
+                      "last_tenth_normalized_score": 1},
+        **({"ablation": ablation} if ablation else {}),
+    }))
+else:
+    out.write_text(name)
+"""
+DVC = """
+stages:
+  fetch:
+    matrix: {dataset: "${datasets}"}
+    cmd: python stage.py fetch@${item.dataset} data/raw/${item.dataset}
+    deps: [stage.py]
+    outs: ["data/raw/${item.dataset}"]
+  train_vqvae:
+    matrix: &each {dataset: "${datasets}", seed: "${seeds}"}
+    cmd: python stage.py train_vqvae@${item.dataset}-${item.seed} data/vqvae/${item.dataset}-${item.seed}
+    deps: ["data/raw/${item.dataset}", "seeds/${item.seed}"]
+    outs: ["data/vqvae/${item.dataset}-${item.seed}"]
+  train_prior:
+    matrix: *each
+    cmd: python stage.py train_prior@${item.dataset}-${item.seed} data/prior/${item.dataset}-${item.seed}
+    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
+    outs: ["data/prior/${item.dataset}-${item.seed}"]
+  evaluate:
+    matrix: *each
+    cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
+    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+  diagnose:
+    matrix: {dataset: "${datasets}", seed: ["${seeds[0]}"]}
+    cmd: python stage.py diagnose@${item.dataset}-${item.seed} data/plots/diagnose/${item.dataset}-${item.seed}.json
+    deps: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+    outs: ["data/plots/diagnose/${item.dataset}-${item.seed}.json"]
+  ablations:
+    matrix: {dataset: "${datasets}", seed: "${seeds}", ablation: "${ablate.planners}"}
+    cmd: >-
+      python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
+      data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
+    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
+  report:
+    cmd: python stage.py report data/report
+    deps: [data/metrics]
+    outs: [data/report]
+"""
+
+
+def make_stub_project(folder: Path) -> None:
+    """Fill `folder` with a project in git that has datasets a and b-c, seeds 0 and 1, and one ablation."""
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    files = {"params.yaml": PARAMS, "stage.py": STAGE, "dvc.yaml": DVC, "seeds/0": "0", "seeds/1": "1"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache"))
+    shutil.copy(ROOT / "prefect.toml", folder)
+    subprocess.run(["git", "-C", folder, "add", "--all"], check=True)
+    subprocess.run(["git", "-C", folder, *IDENTITY, "commit", "-qm", "first"], check=True)
+
+
+def ran(project: Path) -> list[str]:
+    """The stages that ran since the last call, in order."""
+    log = project / "ran.txt"
+    names = log.read_text().split() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return names

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ def extra_data() -> Path:
     if not (folder / "door-human-v0.hdf5").exists():
         pytest.skip("TAP_EXTRA_DATA names no folder with door-human-v0.hdf5")
     return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """Prefect with a temporary server; tests that use it say `xdist_group("flow")`, to share one."""
+    from prefect.testing.utilities import prefect_test_harness  # slow to load
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
 
 
 def tiny_tree() -> dict[str, Any]:

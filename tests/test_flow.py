@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import ROOT
 from prefect.settings import PREFECT_API_URL
-from prefect.testing.utilities import prefect_test_harness
 from stub_project import make_stub_project, ran
 
 from pipelines import flow, process, repro
@@ -30,12 +29,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_stub_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def prefect_server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:

@@ -48,6 +48,7 @@ app = App(
     tap models                     # the policies so far
     tap promote ID --rollback      # back to the champion before
     tap serve ID                   # the champion over HTTP
+    tap sync                       # tell MLflow what it missed
     tap ui                         # MLflow's and Prefect's pages
     tap worker cpu                 # on each machine of a team
     tap sweep                      # what `tap run` does, by the workers
@@ -244,6 +245,27 @@ def reap(
 
     lines = reaping.reap.fn(after)
     print("\n".join(lines) if lines else "no run is lost")
+
+
+@app.command()
+def sync() -> None:
+    """Tell MLflow of the runs that it missed: because it was away, or they were killed.
+
+    They wait in the folder .tracking (TAP_SPOOL). Telling it twice makes no duplicates.
+
+    Example: `tap sync`
+    """
+    from tap import tracking
+    from tap.settings import Runtime
+
+    outcomes = []
+    for delivered in tracking.sync(Runtime()):
+        print(f"{delivered.run}: {delivered.outcome}", f"({delivered.reason})" if delivered.reason else "", flush=True)
+        outcomes.append(delivered.outcome)
+    if not outcomes:
+        print("MLflow has been told of every run")
+    if failed := outcomes.count("failed"):
+        raise ValueError(f"{failed} of {len(outcomes)} runs could not be delivered, for the reasons above")
 
 
 @app.command()

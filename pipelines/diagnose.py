@@ -14,33 +14,49 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
-from pipelines.evaluate import provenance
+from pipelines.evaluate import provenance, tags_of
 from pipelines.stage import main
 from pipelines.train import instance_key, output_folder
+from tap import tracking
 from tap.antmaze import AntMaze
 from tap.datasets import DatasetInfo, lookup
 from tap.diagnostics import EPISODES, distribution, render, visualise, with_planner
 from tap.environments import State, make_environment
 from tap.files import read_json, write_json
 from tap.policy import Policy
-from tap.settings import Runtime, load_params
-from tap.tracking import git_state
+from tap.settings import Evaluate, Runtime, load_params
 from tap.training import choose_device
 
 VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to draw plans in, where they are known
 
 
 def run(dataset: str, seed: int) -> None:
-    params, key = load_params(Path("params.yaml"), dataset), instance_key(dataset, seed)
-    info, planner = lookup(dataset, params.fetch), params.evaluate.planner
-    validation = read_json(Path("data/raw") / dataset / "validation.json")
-    examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
+    params, key, runtime = load_params(Path("params.yaml"), dataset), instance_key(dataset, seed), Runtime()
+    info = lookup(dataset, params.fetch)
+    facts = provenance(params, info, read_json(Path("data/raw") / dataset / "validation.json"), seed)
     vqvae, prior = (output_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
-    policy = Policy.join(vqvae, prior, planner, choose_device(Runtime().device))
+    policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
+    runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
+    with tracking.start_run(
+        "diagnose",
+        name=f"diagnose {key}",
+        params=params.evaluate.model_dump(mode="json"),
+        tags=tags_of(facts, runs),
+        runtime=runtime,
+    ) as tracked:
+        metrics = facts | diagnose(policy, info, params.evaluate, seed, key) | {"git_commit": tracking.git_state()[0]}
+        for name in ("uniform", "prior"):
+            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in metrics[name].items()})
+        tracked.log_json(metrics, "metrics.json")
+        write_json(Path(f"data/metrics/diagnose/{key}.json"), metrics)
 
-    episodes = min(EPISODES, params.evaluate.episodes)
-    starts = [State(params.evaluate.seed + episode) for episode in range(episodes)]
-    samples = -(-planner.samples // episodes)
+
+def diagnose(policy: Policy, info: DatasetInfo, params: Evaluate, seed: int, key: str) -> dict[str, Any]:
+    """Draw and follow plans, and write them for the report; what is measured of them."""
+    examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
+    episodes = min(EPISODES, params.episodes)
+    starts = [State(params.seed + episode) for episode in range(episodes)]
+    samples = -(-params.planner.samples // episodes)
     states = [state_of(example["state"]) for example in examples]
     with closing(make_environment(info)) as env:
         distributions = {
@@ -57,14 +73,11 @@ def run(dataset: str, seed: int) -> None:
         Path(f"data/plots/diagnose/{key}.json"),
         {"distributions": {name: each.as_json() for name, each in distributions.items()}, "plans": plans},
     )
-    metrics = provenance(params, info, validation, seed) | {
-        "protocol": f"{samples * episodes} plans of {planner.horizon} steps, {samples} from the first state of each of "
-        f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint",
-        "git_commit": git_state()[0],
-    }
-    write_json(
-        Path(f"data/metrics/diagnose/{key}.json"), metrics | {name: each.summarize() for name, each in distributions.items()}
+    protocol = (
+        f"{samples * episodes} plans of {params.planner.horizon} steps, {samples} from the first state of each of "
+        f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint"
     )
+    return {"protocol": protocol} | {name: each.summarize() for name, each in distributions.items()}
 
 
 def state_of(example: dict[str, Any]) -> State:

@@ -20,7 +20,6 @@ from tap.evaluation import rollout, summarize
 from tap.files import read_json, write_json
 from tap.policy import Policy
 from tap.registry import log_policy
-from tap.registry import register as register_version
 from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.training import choose_device
 
@@ -41,18 +40,13 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
     runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
     facts = provenance(params, info, validation, seed)
-    tags = {key: facts[key] for key in ("dataset", "source", "scale", "environment", "seed")}
-    tags |= (
-        {"dataset_digest": facts["digest"]}
-        | ({"ablation": ablation} if ablation else {})
-        | {f"run_{k}": v for k, v in runs.items()}
-    )
+    tags = tags_of(facts, runs) | ({"ablation": ablation} if ablation else {})
     with tracking.start_run(
         stage,
         name=f"{stage} {name}",
         params=params.evaluate.model_dump(mode="json"),
         tags=tags,
-        tracking_uri=runtime.tracking_uri,
+        runtime=runtime,
     ) as tracked:
         result = rollout(
             policy,
@@ -79,6 +73,9 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             metrics["ablation"] = ablation
         tracked.log_metrics(0, {key: value for key, value in summary.items() if isinstance(value, float)})
         tracked.log_metrics(0, {f"latency_ms_{key}": value for key, value in summary["latency_ms"].items()})
+        training = Path(f"data/metrics/train_vqvae/{models}.json")
+        if training.exists():  # shown beside the scores, so no input of this stage
+            tracked.log_metrics(0, {"codebook_perplexity": read_json(training)["codebook_perplexity"]})
         tracked.log_json(metrics, "metrics.json")
         if not ablation:
             write_json(
@@ -101,6 +98,12 @@ def provenance(params: Params, info: DatasetInfo, validation: dict[str, Any], se
     }
 
 
+def tags_of(facts: dict[str, Any], runs: dict[str, str]) -> dict[str, Any]:
+    """The tags of a run about a trained policy: what `provenance` says, and the runs that trained it by their stages."""
+    tags = {key: facts[key] for key in ("dataset", "source", "scale", "environment", "seed")}
+    return tags | {"dataset_digest": facts["digest"]} | {f"run_{stage}": key for stage, key in runs.items()}
+
+
 def behaviour(episodes: Episodes, info: DatasetInfo) -> dict[str, Any]:
     """How the dataset's own episodes score: all, the best tenth of them, the last tenth; None without reference scores."""
     returns, tenth = episodes.returns, max(1, episodes.num_episodes // 10)
@@ -117,15 +120,14 @@ def register(run: tracking.Run, policy: Policy, example_observations: np.ndarray
     """Log the policy as a model and make it a version of `tap-DATASET`, with the evidence that promotion compares."""
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
-        uri = log_policy(run, Path(folder) / "policy", example_observations)
+        log_policy(run, Path(folder) / "policy", example_observations)
     keys = ("dataset", "source", "scale", "seed", "environment", "episodes", "environment_seed", "protocol", "git_commit")
     tags = {key: metrics[key] for key in keys} | {
         "dataset_digest": metrics["digest"],
         "score": metrics["return_mean"] if metrics["normalized_score"] is None else metrics["normalized_score"],
         "returns": json.dumps(metrics["returns"]),
     }
-    if uri is not None:
-        register_version(uri, f"tap-{metrics['dataset']}", tags)
+    run.register(f"tap-{metrics['dataset']}", tags)
 
 
 if __name__ == "__main__":

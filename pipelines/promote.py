@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tap import tracking
 from tap.files import read_json
 from tap.registry import Registry, Version, open_registry
 from tap.settings import Runtime, load_params, read_params_file
+from tap.store import public
 
 EVALUATIONS = Path("data/metrics/evaluate")
 PREFIX = "tap-"
@@ -56,11 +56,7 @@ def promote(dataset: str, params_path: Path) -> Decision:
     with open_registry(tracking_uri) as registry:
         challenger = registry.version_of_run(name, run_id) if run_id else None
         if challenger is None:
-            lack = (
-                f"run {run_id} has no version of {name} at {tracking.public(tracking_uri)}"
-                if run_id
-                else "its run is not tracked"
-            )
+            lack = f"run {run_id} has no version of {name} at {public(tracking_uri)}" if run_id else "its run is not tracked"
             raise ValueError(f"{path}: {lack}: run `dvc repro --force -s evaluate@{path.stem}`")
         champion = registry.alias(name, CHAMPION)
         if champion is not None and champion.version == challenger.version:

@@ -53,8 +53,11 @@ def reap_lost_runs(client: SyncPrefectClient, after: float) -> list[str]:
         else:
             state = Crashed(message=f"it has lost {run.run_count} workers; `tap sweep` starts it again")
         client.set_flow_run_state(run.id, state, force=True)
-        ended = tracking.end_runs(Runtime().tracking_uri, str(run.id))
-        lines.append(f"{run.name}: no sign of life for {after:.0f} s, now {state.name}; runs ended in MLflow: {ended}")
+        try:
+            ended = f"runs ended in MLflow: {tracking.end_runs(Runtime().tracking_uri, str(run.id))}"
+        except ValueError as error:  # the store is away, and shows them as running for longer
+            ended = str(error)
+        lines.append(f"{run.name}: no sign of life for {after:.0f} s, now {state.name}; {ended}")
     return lines
 
 

@@ -60,23 +60,24 @@ def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | Non
     Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the run in MLflow that its own belongs to.
     """
     flow_run, params = str(runtime.flow_run.id), load_params(PARAMS, dataset)
+    here = Runtime().model_copy(update={"parent_run": parent_run, "flow_run": flow_run})
     tracked_run = tracking.start_run(
         "train_evaluate",
         name=f"{dataset} seed {seed}",
         params=params.model_dump(mode="json"),
-        tags={"dataset": dataset, "seed": seed, "scale": params.scale, "flow_run": flow_run},
-        tracking_uri=Runtime().tracking_uri,
-        parent=parent_run,
+        tags={"dataset": dataset, "seed": seed, "scale": params.scale},
+        runtime=here,
     )
     summary = ""
     try:
         with slots.take(gpus) as environment, tracked_run as tracked:
-            _label(flow_run, {"mlflow": tracked.url or ""})
             environment |= {"TAP_PARENT_RUN": tracked.id, "TAP_FLOW_RUN": flow_run}
             for instance in instances([dataset], [seed])[:-1]:  # the report is the sweep's
                 state = run_stage(instance, shared=True, environment=environment, return_state=True)
                 if not state.is_completed():
                     raise StageFailed(f"stage {instance} failed: {state.message}")
+                if instance.stage == "fetch" and (page := tracking.page(here.tracking_uri, tracked.id)):
+                    _label(flow_run, {"mlflow": page})
                 if instance.stage == "evaluate":
                     row = _row(dataset, seed)
                     tracked.log_metrics(0, _headline(row))
@@ -180,7 +181,7 @@ def sweep(
             return Failed(message=f"stage {instance} failed, for the reason above")
     name = str(runtime.flow_run.name)
     params = {"datasets": [i.dataset for i in chosen if i.stage == "fetch"], "commit": commit, "pool": pool}
-    tracked_run = tracking.start_run("sweep", name=f"sweep {name}", params=params, tags={}, tracking_uri=Runtime().tracking_uri)
+    tracked_run = tracking.start_run("sweep", name=f"sweep {name}", params=params, tags={}, runtime=Runtime())
     with get_client(sync_client=True) as client, tracked_run as tracked:
         under_way = _under_way(client, commit)
         combinations = []

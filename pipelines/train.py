@@ -36,7 +36,7 @@ class Job:
     training: Episodes
     held_out: Episodes
     device: torch.device
-    run: tracking.Run
+    run: tracking.Run | None  # in the first process, which tracks for all
     checkpoint: Path
     digest: str
 
@@ -56,10 +56,10 @@ class Job:
             seed=self.seed,
             device=self.device,
             checkpoint=self.checkpoint,
-            log=self.run.log_metrics,
+            log=self.run.log_metrics if self.run else lambda update, values: None,
             description=f"{self.stage} {self.key}",
         )
-        if rank() > 0:
+        if self.run is None:
             return
         curves = [{"step": step} | {key: value for key, value in values.items() if key != SPEED} for step, values in history]
         write_atomically(Path(f"data/plots/{self.stage}/{self.key}.csv"), _csv(curves))
@@ -125,12 +125,11 @@ def training_job(stage: str, dataset: str, seed: int, ablation: str | None) -> I
                 "source": validation["source"],
             }
             | ({"ablation": ablation} if ablation else {}),
-            tracking_uri=runtime.tracking_uri,
+            runtime=runtime,
             resume=read_json(earlier)["run_id"] if earlier.exists() else None,
         )
-        # One process tracks for all.
-        with tracked if rank() == 0 else nullcontext(tracking.Run(runtime.tracking_uri)) as run:
-            if rank() == 0:
+        with tracked if rank() == 0 else nullcontext() as run:
+            if run:
                 write_json(earlier, {"run_id": run.id})
                 run.log_json(validation, "validation.json")
             yield Job(stage, key, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)

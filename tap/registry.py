@@ -1,7 +1,6 @@
 """MLflow's registry: policies logged as models, their versions, aliases and tags."""
 
 import importlib.metadata
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,18 +17,15 @@ from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
 from tap.files import read_json
-from tap.tracking import Run, connect, failure, unless_missing
+from tap.store import connect, failure, unless_missing
+from tap.tracking import Run
 
-logger = logging.getLogger(__name__)
 
-
-def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> str | None:
-    """Keep the policy of a folder as an MLflow model with all code that it needs; its URI, or None where the store is away.
+def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> None:
+    """Keep the policy of a folder as an MLflow model with all code that it needs; `Run.register` makes it a version.
 
     `example_observations` (n, O) are kept as the input example.
     """
-    if run.id is None:
-        return None
     layout = read_json(policy_folder / "vqvae.json")["layout"]
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, layout["observation_dim"]))]),
@@ -37,33 +33,17 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) 
         params=ParamSchema([ParamSpec("seed", DataType.long, 0)]),
     )
     code = Path(__file__).parent
-    mlflow.set_tracking_uri(run.tracking_uri)
-    try:
-        with mlflow.start_run(run_id=run.id, log_system_metrics=False):
-            model = mlflow.pyfunc.log_model(
-                name="policy",
-                python_model=str(code / "serving.py"),
-                artifacts={"policy": str(policy_folder)},
-                code_paths=[str(code)],
-                signature=signature,
-                input_example=example_observations.astype(np.float64),
-                pip_requirements=_requirements(),
-            )
-    except Exception as error:
-        run.warn(error)
-        return None
-    uri: str = model.model_uri
-    return uri
-
-
-def register(model_uri: str, name: str, tags: Mapping[str, Any]) -> str | None:
-    """Make a logged model the next version of the registered model `name`; the version, or None where the store is away."""
-    try:
-        version = mlflow.register_model(model_uri, name, tags={key: str(value) for key, value in tags.items()})
-    except Exception as error:
-        logger.warning("%s: %s is not registered.", failure(mlflow.get_tracking_uri(), error), name)
-        return None
-    return str(version.version)
+    run.log_model(
+        lambda folder: mlflow.pyfunc.save_model(
+            path=str(folder),
+            python_model=str(code / "serving.py"),
+            artifacts={"policy": str(policy_folder)},
+            code_paths=[str(code)],
+            signature=signature,
+            input_example=example_observations.astype(np.float64),
+            pip_requirements=_requirements(),
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -86,9 +66,9 @@ class Registry:
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
 
-    def version_of_run(self, name: str, run_id: str) -> Version | None:
-        """The newest version of `name` that a run registered."""
-        found = [version for version in self._client.search_model_versions(f"run_id = '{run_id}'") if version.name == name]
+    def version_of_run(self, name: str, key: str) -> Version | None:
+        """The newest version of `name` that the run `key` registered."""
+        found = self._client.search_model_versions(f"name = '{name}' and tags.run_key = '{key}'")
         return Version.of(max(found, key=_number)) if found else None
 
     def version(self, name: str, version: str) -> Version | None:

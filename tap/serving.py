@@ -54,7 +54,7 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
     Raises ValueError where there is no such policy, or the server ends by itself.
     """
     from tap.registry import open_registry  # not at the top: a served model needs no registry
-    from tap.tracking import public
+    from tap.store import public
 
     with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:

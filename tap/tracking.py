@@ -1,126 +1,130 @@
-"""MLflow: one run a stage. Only this module, `tap.registry` and `tap.serving` import mlflow.
+"""Runs: one for each training, evaluation and sweep, told to MLflow.
 
-A tracking server that is away never stops a stage, and never slows its loop: metrics wait in memory, and a thread of the run
-sends them. What the server has not taken when the run ends is lost there, and one warning says so. The files that a stage
-writes do not depend on the server.
+A tracking server that is away never stops a stage, and never slows its loop. A run writes what it logs to a record in the spool
+folder (`tap.spool`), from which a thread tells MLflow (`tap.store`). Once MLflow has all of it, the record is removed; what it
+has not taken when the run ends waits for `tap sync`. A run is known by a key of our own, in MLflow the tag `run_key`.
 """
 
-import fcntl
 import importlib.metadata
 import json
 import logging
-import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
-# A server that does not answer costs seconds; by MLflow's defaults it would cost minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-
-import mlflow
-from mlflow import MlflowClient
-from mlflow.entities import Experiment, Metric, Param, RunInfo, RunTag
+from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.exceptions import MlflowException
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 
-EXPERIMENT = "tap"
-BATCH = 1000  # metrics that MLflow takes in one request
-MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's error codes; the second for a missing alias
+from tap.settings import Runtime
+from tap.spool import Record, record_folders, start_of
+from tap.store import Delivery, connect, failure, find_runs, public
 
-T = TypeVar("T")
+DATA_TAGS = {"dataset", "seed", "scale", "dataset_digest"}
+PARENTS = ("sweep", "train_evaluate")  # runs that hold others, and need not be of one dataset
+
 logger = logging.getLogger(__name__)
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of each retry; a Run warns once of them all
 
 
 class Run:
-    """A run in MLflow; made by `start_run`. Its methods neither raise nor wait long where the store is away."""
+    """A run; made by `start_run`. Whatever breaks, its methods do not raise, nor do they wait for a store."""
 
-    def __init__(self, tracking_uri: str, client: MlflowClient | None = None, info: RunInfo | None = None) -> None:
-        self.id: str | None = info.run_id if info else None  # None: the store could not be reached, nothing is tracked
-        self.tracking_uri, self._client, self._info = tracking_uri, client, info
-        # Never started: its own thread gives up where the store is away, and reports nothing in runs under ten seconds.
-        self._system: Any = SystemMetricsMonitor(self.id, tracking_uri=tracking_uri) if info else None  # type: ignore[no-untyped-call]
-        self._waiting: list[Metric] = []  # any thread appends, the one that sends removes from the front
+    def __init__(self, record: Record, killed: Sequence[Record], tracking_uri: str) -> None:
+        self.id = record.key
+        self._record, self._tracking_uri = record, tracking_uri
+        # Its own record comes first: nothing that is wrong with another's shall hold it back.
+        self._deliveries = [Delivery(each, tracking_uri) for each in (record, *killed)]
         self._warned = False
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue numbers at a step; they are sent every few seconds, and when the run ends."""
-        if self.id is not None:
-            now = time.time_ns() // 1_000_000
-            self._waiting += [Metric(key, float(value), now, step) for key, value in values.items()]
+        """Log numbers at a step."""
+        metrics = {key: float(value) for key, value in values.items()}
+        self._write(lambda record: record.append("metrics", step=step, metrics=metrics))
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags of the run."""
-        self._send(lambda client, run_id: client.log_batch(run_id, tags=_tags(tags)))
-
-    def log_artifact(self, path: Path) -> None:
-        """Keep a copy of a file."""
-        self._send(lambda client, run_id: client.log_artifact(run_id, str(path)))
+        self._write(lambda record: record.append("tags", tags=_texts(tags)))
 
     def log_json(self, value: Any, name: str) -> None:
         """Keep a JSON-able value as the artifact `name`."""
-        self._send(lambda client, run_id: client.log_text(run_id, json.dumps(value, indent=2), name))
+        self._write(lambda record: record.add_artifact(name, json.dumps(value, indent=2)))
 
-    def warn(self, error: Exception) -> None:
-        """Say once in a run's life that the store fails, and what is lost by it."""
-        if self._warned:
-            return
-        self._warned = True
-        if self.id is None:
-            lost = "this run is not tracked and its policy cannot be registered"
-        else:
-            lost = "what is logged meanwhile is lost there, except metrics if it recovers before the run ends"
-        logger.warning("%s: %s. Files under data/ are complete.", failure(self.tracking_uri, error), lost)
+    def log_model(self, save: Callable[[Path], None]) -> None:
+        """Keep the model that `save` writes, in MLflow's format, into a folder that does not exist yet."""
+        self._write(lambda record: record.add_model(save))
 
-    def _send(self, request: Callable[[MlflowClient, str], object]) -> bool:
-        """Make a request; whether the store took it. Whatever breaks, the stage goes on."""
-        if self._client is None or self.id is None:
-            return False
+    def register(self, name: str, tags: Mapping[str, Any], description: str = "") -> None:
+        """Make the logged model the next version of the registered model `name`; a description is Markdown."""
+        self._write(lambda record: record.append("version", name=name, tags=_texts(tags), description=description))
+
+    def _write(self, write: Callable[[Record], None]) -> None:
         try:
-            request(self._client, self.id)
-        except Exception as error:
-            self.warn(error)
-            return False
-        return True
+            write(self._record)
+        except OSError as error:
+            self._warn(f"{self._record.folder} cannot be written ({error}): what this run logs is lost to MLflow.")
 
-    def _send_waiting(self) -> bool:
-        while batch := self._waiting[:BATCH]:
-            if not self._send(partial(MlflowClient.log_batch, metrics=batch)):
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            logger.warning(message)
+        self._warned = True
+
+    def _send(self) -> bool:
+        """Tell the store what it does not know yet; whether it took that. A record of which it has all is removed."""
+        for delivery in list(self._deliveries):
+            try:
+                if delivery.send():
+                    delivery.record.remove()
+                    self._deliveries.remove(delivery)
+            except Exception as error:  # MLflow's, the network's, a database's, a disk's
+                self._warn(
+                    f"{failure(self._tracking_uri, error)}. What it has not taken when this run ends stays in "
+                    f"{delivery.record.folder}: run `tap sync` then. Files under data/ are complete."
+                )
                 return False
-            del self._waiting[: len(batch)]
         return True
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Sample the machine and send what waits: in a thread, more and more rarely while the store is away, and at the end."""
-        if self._info is None:
-            yield
-            return
-        started, ended, system = self._info.start_time / 1000, threading.Event(), self._system
+        """Sample the machine and tell the store, in a thread; more and more rarely while the store is away."""
+        # MLflow's monitor of them all gives up where the store is away, and reports nothing in runs under ten seconds.
+        monitors: list[Any] = []
+        for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
+            with suppress(Exception):  # this machine has no such thing
+                monitors.append(monitor())
+        interval = float(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or 10)  # type: ignore[no-untyped-call]
+        started, ended = time.monotonic(), threading.Event()
 
         def sample() -> None:
-            with suppress(Exception):  # a GPU that cannot be read is no reason to stop
-                for monitor in system.monitors:
+            values: dict[str, float] = {}
+            for monitor in monitors:
+                with suppress(Exception):  # a GPU that cannot be read is no reason to stop
                     monitor.clear_metrics()
-                system.collect_metrics()
-                values = {f"system/{key}": value for key, value in system.aggregate_metrics().items()}
-                self.log_metrics(int(time.time() - started), values)
+                    monitor.collect_metrics()
+                    values |= {f"system/{key}": value for key, value in monitor.aggregate_metrics().items()}
+            self.log_metrics(int(time.monotonic() - started), values)
 
         def work() -> None:
-            pause = system.sampling_interval
-            while not ended.wait(pause):
+            pause, attempt = interval, started
+            while True:
+                if time.monotonic() >= attempt:
+                    pause = interval if self._send() else min(2 * pause, 300)
+                    attempt = time.monotonic() + pause
+                if ended.wait(interval):
+                    return
                 sample()
-                pause = system.sampling_interval if self._send_waiting() else min(2 * pause, 300)
+                self._write(Record.flush)
 
         thread = threading.Thread(target=work, name="tracking", daemon=True)
         thread.start()
@@ -130,38 +134,49 @@ class Run:
             ended.set()
             thread.join()
             sample()
-            self._send_waiting()
+
+    def _end(self, status: str) -> None:
+        """Write the end, try the store for the last time, and leave what it does not take to `tap sync`."""
+        self._write(lambda record: record.append("end", status=status))
+        self._write(Record.flush)
+        self._send()
+        for delivery in self._deliveries:
+            delivery.record.close()
 
 
 @contextmanager
 def start_run(
-    stage: str, *, name: str, params: Mapping[str, Any], tags: Mapping[str, Any], tracking_uri: str, resume: str | None = None
+    stage: str,
+    *,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, Any],
+    runtime: Runtime,
+    resume: str | None = None,
 ) -> Iterator[Run]:
     """Track one stage: FINISHED at the end, FAILED on an exception, KILLED on Ctrl-C or SIGTERM (which then raises SystemExit).
 
-    `params` are nested, and logged flat with dots. `tags` name dataset, seed, scale and dataset_digest; stage, dvc_stage,
-    git_commit and git_dirty are added. `resume` is the id of an earlier run to go on with, if the store still has it.
+    `params` are nested, and logged flat with dots. `tags` name dataset, seed, scale and dataset_digest, except where the run is
+    a "sweep" or "train_evaluate" that others name as their parent; stage, dvc_stage, git_commit and git_dirty are added.
+    `runtime` says where the store and the spool are, and which parent and flow run this one belongs to. `resume` is the id of
+    an earlier run to go on with. Earlier runs of the same dvc_stage whose process was killed are ended as KILLED.
+    Raises ValueError where the spool cannot be written.
     """
-    assert {"dataset", "seed", "scale", "dataset_digest"} <= tags.keys()
+    assert stage in PARENTS or tags.keys() >= DATA_TAGS
     commit, dirty = git_state()
     key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
-    tags = {"stage": stage, "dvc_stage": f"{stage}@{key}", "git_commit": commit, "git_dirty": dirty, **tags}
+    dvc_stage = f"{stage}@{key}" if key else stage
+    all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
+    all_tags |= {name: value for name in ("parent_run", "flow_run") if (value := getattr(runtime, name))}
     with _sigterm_raises():
-        run = Run(tracking_uri)
         try:
-            client = connect(tracking_uri)
-            info = _existing_run(client, resume) if resume else None
-            if info is None:
-                info = client.create_run(_experiment(client).experiment_id, run_name=name).info
-                flat = [Param(key, str(value)) for key, value in _leaves(params)]
-                for start in range(0, len(flat), 100):  # MLflow's limit for one request
-                    client.log_batch(info.run_id, params=flat[start : start + 100])
-            else:
-                client.update_run(info.run_id, status="RUNNING")
-            client.log_batch(info.run_id, tags=_tags(tags))
-            run = Run(tracking_uri, client, info)
-        except Exception as error:
-            run.warn(error)
+            record = Record.create(runtime.spool, resume or uuid.uuid4().hex)
+            flat = {name: str(value) for name, value in _leaves(params)}
+            record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=_texts(all_tags))
+            record.flush()
+        except OSError as error:
+            raise ValueError(f"{runtime.spool} cannot be written ({error}): set TAP_SPOOL to a folder that can") from None
+        run = Run(record, _killed(runtime.spool, dvc_stage, record.key), runtime.tracking_uri)
         status = "FINISHED"
         try:
             with run._running():
@@ -173,7 +188,97 @@ def start_run(
             status = "KILLED"
             raise
         finally:
-            run._send(lambda client, run_id: client.set_terminated(run_id, status))
+            run._end(status)
+
+
+def _killed(spool: Path, dvc_stage: str, but: str) -> list[Record]:
+    """The records of a stage's runs that nobody holds, with an end."""
+    found = []
+    for folder in record_folders(spool):
+        record = None
+        try:
+            start = start_of(folder)
+            if folder.name == but or start is None or start["tags"]["dvc_stage"] != dvc_stage:
+                continue
+            if record := Record.take(folder):
+                record.end_if_killed()
+                found.append(record)
+        except (ValueError, OSError) as error:  # `tap sync` ends with that error; a stage need not
+            logger.warning("%s", error)
+            if record:
+                record.close()
+    return found
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What `sync` did with one record: `reason` says why it was not delivered."""
+
+    run: str
+    outcome: Literal["delivered", "in use", "failed"]
+    reason: str = ""
+
+
+def sync(runtime: Runtime) -> Iterator[Delivered]:
+    """Deliver the records of all runs in the spool that have ended or were killed, in the order in which they started.
+
+    Records that a process holds, since its run goes on or it delivers them, are passed over. Raises ValueError where the store
+    is away; nothing is lost by that.
+    """
+    for folder in record_folders(runtime.spool):
+        record, run = None, folder.name
+        try:
+            record = Record.take(folder)
+            start = start_of(folder)
+            run = f"{start['name']} ({folder.name})" if start else folder.name
+            if record is None:
+                if start:
+                    yield Delivered(run, "in use", "its run goes on, or another process delivers it")
+            elif start is None:  # its process died before it logged anything
+                record.remove()
+            else:
+                record.end_if_killed()
+                Delivery(record, runtime.tracking_uri).send()
+                record.remove()
+                yield Delivered(run, "delivered")
+        except Exception as error:  # MLflow's, the network's, a database's, a disk's, a damaged record's
+            try:
+                connect(runtime.tracking_uri)
+            except Exception as away:
+                raise ValueError(
+                    f"{failure(runtime.tracking_uri, away)}: nothing is lost, the rest stays in {runtime.spool}. "
+                    "Check MLFLOW_TRACKING_URI and that the server runs, then `tap sync` again"
+                ) from None
+            yield Delivered(run, "failed", str(error))
+        finally:
+            if record:
+                record.close()
+
+
+def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
+    """End all runs that MLflow has as RUNNING for a flow run, as after the loss of the machine that they ran on; how many.
+
+    Raises ValueError where the store is away.
+    """
+    try:
+        client = connect(tracking_uri)
+        running = find_runs(client, f"tags.flow_run = '{flow_run}' and attributes.status = 'RUNNING'")
+        for run in running:
+            client.set_terminated(run.info.run_id, status)
+    except MlflowException as error:
+        raise ValueError(f"{failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs") from error
+    return len(running)
+
+
+def page(tracking_uri: str, key: str) -> str | None:
+    """The address of a run's page in MLflow; None where no server has it yet."""
+    if not tracking_uri.startswith("http"):
+        return None
+    try:
+        (run,) = find_runs(connect(tracking_uri), f"tags.run_key = '{key}'")
+    except (MlflowException, ValueError):
+        return None
+    return f"{public(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
 def lineage(stage: str, run: Run, dataset_digest: str) -> dict[str, Any]:
@@ -201,50 +306,6 @@ def git_state() -> tuple[str, bool]:
     return git("rev-parse", "HEAD") or "unknown", bool(git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml"))
 
 
-def connect(tracking_uri: str) -> MlflowClient:
-    """A client of the store, which from now on is MLflow's default in this process; makes store and experiment if new."""
-    mlflow.set_tracking_uri(tracking_uri)
-    file = _sqlite_file(tracking_uri)
-    if file is None:
-        return MlflowClient()
-    # Processes that make the tables of one new file at the same time break each other.
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        client = MlflowClient()
-        _experiment(client, artifacts=(file.parent / "mlartifacts").as_uri())
-        return client
-    finally:
-        os.close(folder)
-
-
-def _existing_run(client: MlflowClient, run_id: str) -> RunInfo | None:
-    run = unless_missing(lambda: client.get_run(run_id))
-    return run.info if run and run.info.lifecycle_stage == "active" else None
-
-
-def _experiment(client: MlflowClient, artifacts: str | None = None) -> Experiment:
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
-        try:
-            client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was faster
-                raise
-        found = client.get_experiment_by_name(EXPERIMENT)
-    assert found is not None
-    return found
-
-
-def unless_missing(request: Callable[[], T]) -> T | None:
-    try:
-        return request()
-    except MlflowException as error:
-        if error.error_code in MISSING:
-            return None
-        raise
-
-
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into SystemExit, so that the run can be closed; a handler that someone else has set is left alone."""
@@ -258,8 +319,8 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _tags(tags: Mapping[str, Any]) -> list[RunTag]:
-    return [RunTag(key, str(value)) for key, value in tags.items()]
+def _texts(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in tags.items()}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -268,18 +329,3 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _sqlite_file(tracking_uri: str) -> Path | None:
-    scheme, _, file = tracking_uri.partition(":///")
-    return Path(file.split("?")[0]).resolve() if scheme == "sqlite" else None
-
-
-def failure(tracking_uri: str, error: Exception) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return public(f"MLflow at {tracking_uri} failed ({reason})")
-
-
-def public(text: str) -> str:
-    """A text without the users and passwords in its URIs."""
-    return re.sub(r"//[^/@\s]*@", "//", text)

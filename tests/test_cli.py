@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 
-COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "ui")
+COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui")
 
 
 def tap(*arguments: str) -> str:

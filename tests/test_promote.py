@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from pipelines.promote import models, promote, rollback
 from tap import tracking
-from tap.registry import log_policy, register
+from tap.registry import log_policy
+from tap.settings import Runtime
+from tap.store import connect
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def logged() -> list[tuple[str, str]]:
-    """Runs and the policies that they logged, (run id, model URI), shared by this file's tests."""
+    """Runs and the policies that they logged, (run, model URI), shared by this file's tests."""
     return []
 
 
@@ -50,9 +53,8 @@ class Project:
         path = Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(metrics))
-        found = self.client.search_model_versions(f"run_id = '{run_id}'")
-        if self.name not in [version.name for version in found]:
-            register(model_uri, self.name, {"score": score, "seed": seed})
+        if not self.client.search_model_versions(f"name = '{self.name}' and tags.run_key = '{run_id}'"):
+            mlflow.register_model(model_uri, self.name, tags={"score": str(score), "seed": str(seed), "run_key": run_id})
 
     def promote(self) -> tuple[str, str]:
         decision = promote(self.dataset, self.params)
@@ -64,6 +66,15 @@ class Project:
 
     def tags(self, version: str) -> dict[str, str]:
         return dict(self.client.get_model_version(self.name, version).tags)
+
+
+def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str]:
+    """A run that logs a policy, and the policy's URI."""
+    tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
+    with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=Runtime()) as run:
+        log_policy(run, policy_folder, np.zeros((1, 11)))
+    (model,) = client.search_logged_models(["1"], f"tags.run_key = '{run.id}'")
+    return run.id, f"models:/{model.model_id}"
 
 
 @pytest.fixture
@@ -78,13 +89,9 @@ def project(
 ) -> Project:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    client = tracking.connect(store)
-    tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
+    client = connect(store)
     while len(logged) < 3:
-        with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, tracking_uri=store) as run:
-            uri = log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
-        assert run.id and uri
-        logged.append((run.id, uri))
+        logged.append(log(client, tiny_policy_folder))
     dataset = f"hopper-{request.node.name.removeprefix('test_').translate(str.maketrans('_[', '--', ']'))}"
     params = params_yaml_with(dataset, "hopper-other", seeds=[0, 1, 2])
     return Project(dataset, params, client, logged)
@@ -156,13 +163,9 @@ def test_without_reference_scores_the_return_decides(project: Project) -> None:
 def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, tiny_policy_folder: Path) -> None:
     project.evaluate(0, 50.0, policy=0)
     project.promote()
-    tags = {"dataset": "tiny", "seed": 1, "scale": "cpu", "dataset_digest": "abc"}
-    with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, tracking_uri=store) as run:
-        uri = log_policy(run, tiny_policy_folder, np.zeros((1, 11)))
-    assert run.id and uri
-    project.logged.append((run.id, uri))
+    project.logged.append(log(project.client, tiny_policy_folder))
     project.evaluate(1, 99.0, policy=-1)
-    project.logged.pop()
+    _, uri = project.logged.pop()
     artifacts = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts/models" / uri.removeprefix("models:/")
     shutil.rmtree(artifacts / "artifacts/artifacts")
     assert project.promote() == ("refused", "2")

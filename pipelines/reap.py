@@ -7,6 +7,7 @@ names a folder that both reach.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
@@ -68,7 +69,7 @@ def _lost(client: SyncPrefectClient, after: float) -> list[FlowRun]:
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=running)),
     )
     now = datetime.now(UTC)
-    alive = _alive(client, runs, now - timedelta(seconds=after))
+    alive = signs_of_life(client, [run.id for run in runs], now - timedelta(seconds=after))
     lost = []
     for run in runs:
         assert run.state is not None
@@ -78,21 +79,22 @@ def _lost(client: SyncPrefectClient, after: float) -> list[FlowRun]:
     return lost
 
 
-def _alive(client: SyncPrefectClient, runs: Sequence[FlowRun], since: datetime) -> set[object]:
-    """The ids of those that have given a sign of life since then."""
-    ids = {f"prefect.flow-run.{run.id}": run.id for run in runs}
-    if not ids:
+def signs_of_life(client: SyncPrefectClient, runs: Sequence[UUID], since: datetime) -> set[UUID]:
+    """Which of these flow runs have told since then that they live."""
+    names = {f"prefect.flow-run.{run}": run for run in runs}
+    if not names:
         return set()
     page = client.read_events(
         EventFilter(
             occurred=EventOccurredFilter(since=since),
             event=EventNameFilter(name=[HEARTBEAT]),
-            resource=EventResourceFilter(id=list(ids)),
-        )
+            resource=EventResourceFilter(id=list(names)),
+        ),
+        limit=50,  # the most that a server may give at once
     )
-    found: set[object] = set()
+    found: set[UUID] = set()
     while True:
-        found |= {ids[event.resource.id] for event in page.events}
+        found |= {names[event.resource.id] for event in page.events}
         if not page.next_page:
             return found
         page = client.read_events_page(str(page.next_page))

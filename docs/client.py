@@ -17,8 +17,8 @@ while not ended:
     if answer.status_code != 200:
         sys.exit(answer.json()["message"])
     (planned,) = answer.json()["predictions"]
-    if planned["out_of_distribution"]:
-        print(f"step {step}:", *planned["reasons"])
+    if "state" in planned["reasons"]:
+        print(f"step {step}: {planned['reasons']['state']}")
     for action in planned["plan"]["actions"][:PLAN_EVERY]:
         observation, reward, terminated, truncated, _ = environment.step([min(max(force, -1), 1) for force in action])
         total, step, ended = total + reward, step + 1, terminated or truncated

@@ -23,7 +23,7 @@ from tap.transformer import Cache, extend
 from tap.vqvae import VQVAE, Decoded
 from tap.windows import Normalizer
 
-MOST_STATES = 32  # planned for at once; a power of two. On two CPU cores more than 8 gain nothing
+MOST_STATES = 16  # planned for at once; a power of two. On two CPU cores a state takes longer in larger batches
 
 
 @dataclass(frozen=True)

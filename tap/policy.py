@@ -38,22 +38,24 @@ class Policy:
         """The best plan from each observation. Raises ValueError where `check` does."""
         return self.search.plan(self._states(observations), generators)
 
-    def doubts(self, observations: np.ndarray, plan: Plan) -> list[list[str]]:
-        """Why not to trust each of N plans from observations (N, O): the state or the plan is not like the training data.
+    def doubts(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
+        """Why not to trust each of N plans from observations (N, O), as sentences; empty for a plan without doubts.
 
-        A sentence for each dimension of the state that is far outside what training has seen, and one for a plan that is less
-        likely than the planner's threshold, beta^M. Empty for a plan without doubts.
+        "state": the state is far outside what training has seen; the sentence is about the dimension in which it is farthest.
+        "plan": the plan is less likely than the planner's threshold, beta^M.
         """
         low, high = self.normalizer.familiar(self.vqvae.layout.observation)
-        doubts: list[list[str]] = [[] for _ in observations]
-        for row, dimension in np.argwhere((observations < low) | (observations > high)):
-            doubts[row].append(
-                f"observation[{dimension}] = {observations[row, dimension]:.4g} is far outside the training data, which allows"
-                f" {low[dimension]:.4g} to {high[dimension]:.4g}"
-            )
+        beyond = np.maximum(low - observations, observations - high)
         threshold, num_codes = self.params.likelihood_threshold, self.search.num_codes
+        doubts: list[dict[str, str]] = [{} for _ in observations]
+        for row in np.flatnonzero((beyond > 0).any(axis=1)):
+            dimension = int((beyond[row] / (high - low)).argmax())
+            doubts[row]["state"] = (
+                f"observation[{dimension}] is {observations[row, dimension]:.4g}, far outside the training data,"
+                f" which allows {low[dimension]:.4g} to {high[dimension]:.4g}"
+            )
         for row in np.flatnonzero(plan.log_probability < num_codes * math.log(threshold)):
-            doubts[row].append(
+            doubts[row]["plan"] = (
                 f"the plan has probability {math.exp(plan.log_probability[row]):.2g},"
                 f" less than the threshold {threshold:g}^{num_codes} = {threshold**num_codes:.2g}"
             )

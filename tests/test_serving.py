@@ -75,7 +75,9 @@ def test_details_are_the_plan_and_what_speaks_against_it(served: ServedPolicy, t
         assert record["probability"] == pytest.approx(np.exp(plan.log_probability[row]), rel=1e-4)
         assert record["out_of_distribution"] == bool(record["reasons"])
     (far,) = predict(served, [[100.0, *[0.0] * 10]], {"details": True})
-    assert far["out_of_distribution"] and far["reasons"][0].startswith("observation[0] = 100 is far outside the training data")
+    assert far["out_of_distribution"] and far["reasons"]["state"].startswith(
+        "observation[0] is 100, far outside the training data"
+    )
 
 
 @pytest.mark.parametrize(

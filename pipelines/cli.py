@@ -171,12 +171,12 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 5001,
 ) -> None:
-    """Serve a policy over HTTP: observations in, actions out.
+    """Serve a policy over HTTP: observations in, actions or whole plans out. docs/serving.md describes requests and answers.
 
     Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
     """
     from pipelines.promote import PREFIX
-    from tap.serving import serve as serve_policy
+    from pipelines.serve import serve as serve_policy
     from tap.settings import Runtime
 
     name, _, alias = policy.partition("@")

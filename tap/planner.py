@@ -23,6 +23,8 @@ from tap.transformer import Cache, extend
 from tap.vqvae import VQVAE, Decoded
 from tap.windows import Normalizer
 
+MOST_STATES = 16  # planned for at once; a power of two. On two CPU cores a state takes longer in larger batches
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -70,6 +72,18 @@ def draw_distinct(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
     """
     gumbel_RK = -(-noise_RK.clamp(min=torch.finfo(noise_RK.dtype).tiny).log()).log()
     return (log_probs_RK + gumbel_RK).topk(count).indices
+
+
+def batch_sizes(states: int, recorded: bool) -> list[int]:
+    """How many states to plan for at once, one batch after the other, so that the memory of a search stays bounded.
+
+    Where a search is `recorded` as a graph for each size, sizes are powers of two, and there are few graphs.
+    """
+    sizes = []
+    while states:
+        sizes.append(min(MOST_STATES, 1 << states.bit_length() - 1 if recorded else states))
+        states -= sizes[-1]
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -202,9 +216,16 @@ class Search:
 
     @torch.no_grad()
     def _run(self, observations_NO: Tensor, noise: Tensor, *, best: bool) -> Plan:
-        """Replays the graph of `_solve` for this many states, on a CPU calls it."""
-        assert len(noise) == len(observations_NO)
-        if observations_NO.device.type != "cuda":
+        """Plans for batches of the states, one after the other."""
+        assert len(noise) == len(observations_NO) > 0
+        sizes = batch_sizes(len(noise), recorded=observations_NO.is_cuda)
+        batches = zip(observations_NO.split(sizes), noise.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+        parts = [self._run_batch(*batch, best) for batch in batches]
+        return Plan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def _run_batch(self, observations_NO: Tensor, noise: Tensor, best: bool) -> list[np.ndarray]:
+        """Plan's fields: replays the graph of `_solve` for this many states, on a CPU calls it."""
+        if not observations_NO.is_cuda:
             tensors = self._solve(observations_NO, noise, best)
         else:
             key = len(noise), best
@@ -214,7 +235,7 @@ class Search:
         arrived = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         if observations_NO.is_cuda:
             torch.cuda.current_stream().synchronize()
-        return Plan(*(tensor.numpy() for tensor in arrived))
+        return [tensor.numpy() for tensor in arrived]
 
     def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
         """Plan's fields, of the best candidate or of all."""

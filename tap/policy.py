@@ -1,5 +1,6 @@
 """A policy: the two models, the Normalizer and the planner's settings, in one folder of safetensors and JSON."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -34,18 +35,47 @@ class Policy:
         return self.vqvae.layout.action_dim
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """The best plan from each observation. Raises ValueError where they are not finite, or not (N, O)."""
+        """The best plan from each observation. Raises ValueError where `check` does."""
         return self.search.plan(self._states(observations), generators)
+
+    def doubts(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
+        """Why not to trust each of N plans from observations (N, O), as sentences; empty for a plan without doubts.
+
+        "state": the state is far outside what training has seen; the sentence is about the dimension in which it is farthest.
+        "plan": the plan is less likely than the planner's threshold, beta^M.
+        """
+        low, high = self.normalizer.familiar(self.vqvae.layout.observation)
+        beyond = np.maximum(low - observations, observations - high)
+        threshold, num_codes = self.params.likelihood_threshold, self.search.num_codes
+        doubts: list[dict[str, str]] = [{} for _ in observations]
+        for row in np.flatnonzero((beyond > 0).any(axis=1)):
+            dimension = int((beyond[row] / (high - low)).argmax())
+            doubts[row]["state"] = (
+                f"observation[{dimension}] is {observations[row, dimension]:.4g}, far outside the training data,"
+                f" which allows {low[dimension]:.4g} to {high[dimension]:.4g}"
+            )
+        for row in np.flatnonzero(plan.log_probability < num_codes * math.log(threshold)):
+            doubts[row]["plan"] = (
+                f"the plan has probability {math.exp(plan.log_probability[row]):.2g},"
+                f" less than the threshold {threshold:g}^{num_codes} = {threshold**num_codes:.2g}"
+            )
+        return doubts
 
     def candidates(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """All C plans from each observation among which the last depth of the search chooses: arrays are (N, C, ...)."""
         return self.search.candidates(self._states(observations), generators)
 
-    def _states(self, observations: np.ndarray) -> torch.Tensor:
+    def check(self, observations: np.ndarray) -> None:
+        """Raises ValueError where observations are not (N, O), none, or not finite as the models' float32."""
         if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
             raise ValueError(f"observations have shape {observations.shape}; this policy wants (n, {self.observation_dim})")
-        if not np.isfinite(observations).all():
-            raise ValueError("observations hold NaN or infinite values")
+        if not len(observations):
+            raise ValueError("there is no observation to plan from")
+        if not (np.abs(observations) <= np.finfo(np.float32).max).all():
+            raise ValueError("observations hold NaN or infinite values, or such as are no float32")
+
+    def _states(self, observations: np.ndarray) -> torch.Tensor:
+        self.check(observations)
         return torch.as_tensor(observations, dtype=torch.float32, device=self.device)
 
     def act(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> np.ndarray:

@@ -30,7 +30,7 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) 
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, layout["observation_dim"]))]),
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, layout["action_dim"]))]),
-        params=ParamSchema([ParamSpec("seed", DataType.long, 0)]),
+        params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
     )
     code = Path(__file__).parent
     run.log_model(

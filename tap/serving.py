@@ -1,97 +1,128 @@
-"""A policy behind an HTTP server. MLflow copies this file into each logged model and runs it there ("models from code").
+"""A policy as an MLflow model. MLflow copies this file into each logged model and runs it there ("models from code").
 
-`tap serve` starts the server; a request carries observations (n, O) and gets actions (n, A):
-
-    curl -s localhost:5001/invocations -H 'Content-Type: application/json' \\
-        -d '{"inputs": [[1.25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]], "params": {"seed": 0}}'
-
-`params` may be left out. Equal observations and seeds get equal actions; a wrong shape or a NaN gets status 400 and a sentence.
+A request carries observations (n, O), and gets actions (n, A) or, with the param `details`, whole plans; docs/serving.md shows
+both. Equal observations and seeds get equal answers.
 """
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
+import logging
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from tap.policy import Policy
+from tap.planner import MOST_STATES
+from tap.policy import Plan, Policy
+from tap.settings import Runtime
+from tap.training import choose_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What one request wants to have planned."""
+
+    observations: np.ndarray
+    generators: Sequence[torch.Generator]
+    plan: Future[Plan] = field(default_factory=Future)
+
+
+class SharedPolicy:
+    """A policy for many threads at once: one plans at a time, for all that wait in one batch.
+
+    A batch takes less time than its states one by one, and each state has its own generator, so that its plan does not depend
+    on who else waits.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._waiting: SimpleQueue[Waiting] = SimpleQueue()
+        self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
+        """As Policy.plan."""
+        self.policy.check(observations)  # a mistake is for its sender, not for all of the batch
+        request = Waiting(observations, generators)
+        self._waiting.put(request)
+        self._planner.submit(self._plan_waiting)
+        return request.plan.result()
+
+    def _plan_waiting(self) -> None:
+        """Plan for the first that wait. Called once for each request, so that nobody waits for ever."""
+        batch: list[Waiting] = []
+        while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MOST_STATES:
+            batch.append(self._waiting.get())
+        if not batch:
+            return
+        try:
+            observations = np.concatenate([request.observations for request in batch])
+            plan = self.policy.plan(observations, [generator for request in batch for generator in request.generators])
+        except Exception as error:
+            for request in batch:
+                request.plan.set_exception(error)
+            return
+        start = 0
+        for request in batch:
+            rows = slice(start, start := start + len(request.observations))
+            request.plan.set_result(Plan(**{name: array[rows] for name, array in vars(plan).items()}))
 
 
 class ServedPolicy(PythonModel):
     """MLflow's interface to a Policy."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the policy that was logged with this file."""
-        self.policy = Policy.load(Path(context.artifacts["policy"]))
+        """Load the policy that was logged with this file, onto the device that TAP_DEVICE names."""
+        self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(Runtime().device)))
+        self.shared = SharedPolicy(self.policy)
 
-    def predict(self, context: PythonModelContext, model_input: np.ndarray, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Actions (n, A) for observations (n, O). Row i plans with a generator from (seed, i), whatever the other rows hold."""
-        seed = (params or {}).get("seed", 0)
+    def predict(
+        self, context: PythonModelContext, model_input: np.ndarray, params: dict[str, Any] | None = None
+    ) -> np.ndarray | list[dict[str, Any]]:
+        """Actions (n, A) float32 for observations (n, O); with the param `details` a record for each observation instead.
+
+        Row i plans with a generator from (seed, i), whatever the other rows hold.
+        """
+        params = {"seed": 0, "details": False} | (params or {})
         try:
             observations = np.asarray(model_input, dtype=np.float64)
-            seeds = [np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0] for row in range(len(observations))]
-            actions = self.policy.act(observations, [torch.Generator().manual_seed(int(seed)) for seed in seeds])
+            entropy = params["seed"] % 2**64  # any integer is a seed
+            seeds = [np.random.SeedSequence([entropy, row]).generate_state(1, np.uint64)[0] for row in range(len(observations))]
+            plan = self.shared.plan(observations, [torch.Generator().manual_seed(int(seed)) for seed in seeds])
+            if not np.isfinite(plan.actions).all():
+                raise ValueError("the model has no finite plan for these observations")
         except (TypeError, ValueError) as error:  # the caller's mistake: 400, where the server would answer 500
             raise MlflowException.invalid_parameter_value(str(error)) from error
-        return actions.astype(np.float32)
+        except Exception as error:  # ours: 500, where the server would answer 400 and show the caller a traceback
+            logger.exception("Planning failed")
+            raise MlflowException("planning failed; the server's log says why", INTERNAL_ERROR) from error
+        return self._records(observations, plan) if params["details"] else plan.actions[:, 0].astype(np.float32)
+
+    def _records(self, observations: np.ndarray, plan: Plan) -> list[dict[str, Any]]:
+        return [
+            {
+                "action": plan.actions[row, 0].tolist(),
+                "plan": {
+                    "observations": plan.observations[row].tolist(),
+                    "actions": plan.actions[row].tolist(),
+                    "rewards": plan.rewards[row].tolist(),
+                },
+                "predicted_return": float(plan.value[row]),
+                "probability": math.exp(plan.log_probability[row]),
+                "out_of_distribution": bool(doubts),
+                "reasons": doubts,
+            }
+            for row, doubts in enumerate(self.policy.doubts(observations, plan))
+        ]
 
 
 set_model(ServedPolicy())
-
-
-def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
-    """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server's processes.
-
-    Raises ValueError where there is no such policy, or the server ends by itself.
-    """
-    from tap.registry import open_registry  # not at the top: a served model needs no registry
-    from tap.store import public
-
-    with open_registry(tracking_uri) as registry:
-        if registry.alias(name, alias) is None:
-            raise ValueError(
-                f"{name} has no {alias} at {public(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
-            )
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
-    command += ["--model-uri", f"models:/{name}@{alias}", "--host", host, "--port", str(port)]
-    # MLflow finds its web server by PATH, which need not hold this virtual environment.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": tracking_uri}
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        server = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            code = server.wait()
-        except KeyboardInterrupt:
-            return
-        finally:
-            _end_group(server)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    raise ValueError(f"the server on {host}:{port} ended by itself with code {code}; its output above says why")
-
-
-def _end_group(server: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Ask a process and its children to end, and kill those that are still there after `patience` seconds."""
-    deadline = time.monotonic() + patience
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-        while time.monotonic() < deadline:
-            server.poll()  # a child that is not waited for stays in its group
-            os.killpg(server.pid, 0)
-            time.sleep(0.05)
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()

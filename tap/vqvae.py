@@ -129,4 +129,8 @@ def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
     """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError where the folder holds no such model."""
     description = read_description(folder, "vqvae")
     vqvae = VQVAE(TrainVqvae.model_validate(description["params"]), Layout(**description["layout"]))
-    return load_weights(folder, "vqvae", vqvae, device), Normalizer.from_json(description["normalizer"])
+    try:
+        normalizer = Normalizer.from_json(description["normalizer"])
+    except ValueError as error:
+        raise ValueError(f"{folder / 'vqvae.json'} is of an earlier version ({error}): train again, with `tap run`") from None
+    return load_weights(folder, "vqvae", vqvae, device), normalizer

@@ -86,17 +86,22 @@ def random_episodes(lengths: list[int], observation_dim: int, action_dim: int, s
 
 @pytest.fixture
 def tiny_policy(tiny_params: Params) -> Policy:
+    """See `make_tiny_policy`."""
+    return make_tiny_policy(tiny_params)
+
+
+def make_tiny_policy(params: Params) -> Policy:
     """A policy for Hopper's dimensions with random weights, large enough that plans differ."""
     torch.manual_seed(0)
     episodes = random_episodes([30, 5, 40], observation_dim=11, action_dim=3)
-    vqvae = VQVAE(tiny_params.train_vqvae, Layout(11, 3))
-    prior = Prior(tiny_params.train_prior, tiny_params.train_vqvae, observation_dim=11)
+    vqvae = VQVAE(params.train_vqvae, Layout(11, 3))
+    prior = Prior(params.train_prior, params.train_vqvae, observation_dim=11)
     with torch.no_grad():
         for parameter in (*vqvae.parameters(), *prior.parameters()):
             parameter.copy_(torch.randn_like(parameter) * 0.3)
     vqvae.codebook.vectors_KD.normal_()
-    normalizer = fit_normalizer(episodes, tiny_params.train_vqvae.windows)
-    return Policy(vqvae.eval(), normalizer, prior.eval(), tiny_params.evaluate.planner, torch.device("cpu"))
+    normalizer = fit_normalizer(episodes, params.train_vqvae.windows)
+    return Policy(vqvae.eval(), normalizer, prior.eval(), params.evaluate.planner, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tap.planner import draw, draw_distinct, likelihood_penalty, predicted_return
+from tap.planner import MOST_STATES, batch_sizes, draw, draw_distinct, likelihood_penalty, predicted_return
 from tap.policy import Policy
 from tap.settings import Params
 
@@ -186,3 +186,21 @@ def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str
     search = policy.search.sample if policy.params.search == "prior_sampling" else policy.search.beam_search
     found = search(torch.empty(2, 11, device="meta"), noise)
     assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)
+
+
+@pytest.mark.parametrize("states", [1, 2, 3, MOST_STATES - 1, MOST_STATES, MOST_STATES + 1, 5 * MOST_STATES + 7])
+def test_batches_are_bounded_and_recorded_ones_of_few_sizes(states: int) -> None:
+    for recorded in (False, True):
+        sizes = batch_sizes(states, recorded)
+        assert sum(sizes) == states and max(sizes) <= MOST_STATES
+        assert not recorded or all(size in (1, 2, 4, 8, 16) for size in sizes)
+
+
+def test_more_states_than_a_batch_holds_get_the_plans_that_they_get_alone(tiny_policy: Policy) -> None:
+    states = 2 * MOST_STATES + 3
+    observations = np.random.default_rng(0).normal(size=(states, 11))
+    together = tiny_policy.plan(observations, generators(*range(states)))
+    for i in (0, MOST_STATES - 1, MOST_STATES, states - 1):
+        alone = tiny_policy.plan(observations[i : i + 1], generators(i))
+        np.testing.assert_array_equal(together.codes[i], alone.codes[0])
+        np.testing.assert_allclose(together.actions[i], alone.actions[0], rtol=1e-4, atol=1e-5)

@@ -81,6 +81,7 @@ def test_normalisation_is_reversible_and_leaves_constant_dimensions_alone() -> N
     again = Normalizer.from_json(normalizer.to_json())
     np.testing.assert_array_equal(again.mean, normalizer.mean)
     np.testing.assert_array_equal(again.deviation, normalizer.deviation)
+    np.testing.assert_array_equal(again.familiar(), normalizer.familiar())
 
 
 def test_a_constant_shift_and_scale_of_rewards_does_not_change_normalised_windows() -> None:
@@ -111,3 +112,15 @@ def test_a_truncated_episode_is_worth_its_mean_reward_for_ever() -> None:
     for t in range(6):
         assert return_to_go[4 + t] == pytest.approx(sum(0.9**i * r for i, r in enumerate(endless[t:])), abs=1e-4)
     np.testing.assert_array_equal(return_to_go[:4], transitions(episodes, PARAMS)[:4, 4])
+
+
+def test_what_is_familiar_is_the_range_of_the_data_and_a_tenth_more_normalised_or_not() -> None:
+    raw = np.array([[0.0, 5.0, -2.0], [10.0, 5.0, 2.0], [3.0, 5.0, 0.0]], np.float32)
+    low, high = Normalizer.fit(raw).familiar()
+    np.testing.assert_allclose(low, [-1, 5, -2.4], rtol=1e-4)
+    np.testing.assert_allclose(high, [11, 5, 2.4], rtol=1e-4)
+    np.testing.assert_allclose(Normalizer.fit(raw).familiar(slice(2, 3)), [[-2.4], [2.4]], rtol=1e-4)
+    episodes = random_episodes([8, 8], 2, 1)
+    bounds = [fit_normalizer(episodes, PARAMS.model_copy(update={"normalize": on})).familiar() for on in (True, False)]
+    np.testing.assert_array_equal(*bounds)
+    assert np.isinf(Normalizer.identity(3).familiar()).all()  # was fitted to nothing

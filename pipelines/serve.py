@@ -1,0 +1,35 @@
+"""A registered policy behind MLflow's scoring server, in a process of its own."""
+
+import os
+import signal
+import sys
+
+from pipelines import process
+from tap.registry import open_registry
+from tap.store import public
+
+
+def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
+    """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
+
+    Raises ValueError where there is no such policy, or the server ends by itself.
+    """
+    with open_registry(tracking_uri) as registry:
+        if registry.alias(name, alias) is None:
+            raise ValueError(
+                f"{name} has no {alias} at {public(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
+            )
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument, for it may hold a password, which `ps` would show
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with process.running([sys.executable, "-m", "pipelines.scoring", f"models:/{name}@{alias}", host, str(port)]) as server:
+            code = server.wait()
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    raise ValueError(f"the server on {host}:{port} ended by itself with code {code}; its output above says why")

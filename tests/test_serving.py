@@ -24,8 +24,8 @@ from mlflow.pyfunc.model import PythonModelContext
 from tap import tracking
 from tap.policy import Policy
 from tap.registry import log_policy, open_registry
-from tap.settings import Runtime
 from tap.serving import ServedPolicy, serve
+from tap.settings import Runtime
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(3, 11))
 

@@ -409,7 +409,7 @@ def _did_you_mean(word: str, known: Any) -> str:
 
 
 class Runtime(BaseSettings):
-    """Where things are on this machine: environment variables, or a `.env` file.
+    """Where things are on this machine, and what started the process: environment variables, or a `.env` file.
 
     DVC does not see it, so it may not decide what is computed; a GPU computes the same in bfloat16.
     """

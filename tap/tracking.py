@@ -167,11 +167,11 @@ def start_run(
     key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
     dvc_stage = f"{stage}@{key}" if key else stage
     all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
-    all_tags |= {name: value for name in ("parent_run", "flow_run") if (value := getattr(runtime, name))}
+    all_tags |= {tag: value for tag in ("parent_run", "flow_run") if (value := getattr(runtime, tag))}
     with _sigterm_raises():
         try:
             record = Record.create(runtime.spool, resume or uuid.uuid4().hex)
-            flat = {name: str(value) for name, value in _leaves(params)}
+            flat = {param: str(value) for param, value in _leaves(params)}
             record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=_texts(all_tags))
             record.flush()
         except OSError as error:

@@ -14,6 +14,8 @@ import pytest
 import torch
 import yaml
 from conftest import EPISODE_LENGTHS, ROOT, copy_project, metrics, random_episodes, run, tiny_tree
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from pipelines import train_prior
 from tap.policy import Policy
@@ -109,6 +111,25 @@ def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) 
     assert before == {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
 
 
+def tracked_runs(folder: Path, condition: str) -> list[Run]:
+    return list(MlflowClient(f"sqlite:///{folder}/mlflow.db").search_runs(["1"], condition))
+
+
+def test_runs_carry_what_is_compared(reproduced: Path) -> None:
+    (evaluation,) = tracked_runs(reproduced, "tags.dvc_stage = 'evaluate@my-hopper-3'")
+    result = metrics(reproduced)["my-hopper-3.json"]
+    for name in ("normalized_score", "normalized_score_standard_error"):
+        assert evaluation.data.metrics[name] == pytest.approx(result[name])
+    perplexity = metrics(reproduced, "train_vqvae")["my-hopper-3.json"]["codebook_perplexity"]
+    assert evaluation.data.metrics["codebook_perplexity"] == pytest.approx(perplexity)
+    assert evaluation.data.metrics["latency_ms_median"] > 0
+    (training,) = tracked_runs(reproduced, f"tags.run_key = '{evaluation.data.tags['run_train_vqvae']}'")
+    assert training.data.tags["dvc_stage"] == "train_vqvae@my-hopper-3"
+    (diagnosis,) = tracked_runs(reproduced, "tags.dvc_stage = 'diagnose@my-hopper-3'")
+    drawn = metrics(reproduced, "diagnose")["my-hopper-3.json"]
+    assert diagnosis.data.metrics["prior_distinct_plans"] == pytest.approx(drawn["prior"]["distinct_plans"])
+
+
 def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
     script = (
         "import mlflow, json; client = mlflow.MlflowClient();"
@@ -134,6 +155,7 @@ def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: 
         process.wait()
         run(reproduced, "dvc", "repro", "-f", "-s", f"{stage}@my-hopper-3")
     run(reproduced, "dvc", "repro", "-f", "-s", "evaluate@my-hopper-3")
+    assert not tracked_runs(reproduced, "attributes.status != 'FINISHED'") and not list((reproduced / ".tracking").iterdir())
     assert [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")] == expected
 
 

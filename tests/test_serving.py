@@ -114,7 +114,7 @@ def test_a_champion_over_http(tiny_policy_folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"tap-tiny has no champion at .*: run `tap promote tiny` first"):
             serve("tap-tiny", "champion", "127.0.0.1", 1, uri)
         registry.set_alias(found, "champion")
-        example = registry.act_once(found)
+        example = registry.load_test(found).actions
     policy = tmp_path / "mlartifacts" / "models" / model_uri.removeprefix("models:/") / "artifacts"
     assert (policy / "code/tap/planner.py").exists()  # the code travels with the weights
     assert "torch==2.13.0\n" in (policy / "requirements.txt").read_text()

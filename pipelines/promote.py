@@ -108,7 +108,8 @@ def promote(dataset: str, params_path: Path) -> Decision:
             if best.tags["recipe"] == champion.tags["recipe"]:
                 mine, theirs = [best], [champion]
             compared = difference(_scores(*mine), _scores(*theirs))
-            reason = f"{_told(mine)} against {_told(theirs)} of champion version {champion.version}: {compared}"
+            metric = best.tags["score_metric"].replace("_", " ")
+            reason = f"{metric} {_told(mine)} against {_told(theirs)} of champion version {champion.version}: {compared}"
             if compared.low <= 0:
                 holds = "lies below 0" if compared.high < 0 else "holds 0: more seeds or episodes can tell"
                 return refuse(best, f"{reason} {holds}", compared)
@@ -132,6 +133,7 @@ def rollback(dataset: str) -> Decision:
         if previous is None:
             raise ValueError(f"{name} version {champion.version} has no earlier champion (previous_champion: {number})")
         if broken := _fails(registry, previous):
+            _record(registry, Decision(name, number, "refused", f"not restored: {broken}", champion.version))
             raise ValueError(f"{name} stays at version {champion.version}: {broken}")
         registry.set_tags(champion, {"promotion": "rolled back", "promotion_reason": f"rolled back to version {number}"})
         reason = f"rolled back from version {champion.version}"
@@ -229,9 +231,9 @@ def _scores(*versions: Version) -> np.ndarray:
 
 
 def _told(versions: list[Version]) -> str:
-    scores, tags = _scores(*versions), versions[0].tags
-    metric, seeds = tags["score_metric"].replace("_", " "), f"{len(scores)} seed{'s' * (len(scores) > 1)}"
-    return f"{metric} {scores.mean():.4g} ({seeds} x {tags['episodes']} episodes)"
+    scores = _scores(*versions)
+    seeds, episodes = scores.shape
+    return f"{scores.mean():.4g} ({seeds} seed{'s' * (seeds > 1)} x {episodes} episodes)"
 
 
 def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:

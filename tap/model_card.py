@@ -66,8 +66,8 @@ trajectories alone, at {metrics["scale"]} scale.
 
 ## Intended use and limits
 
-For research in simulation: it acts in {metrics["environment"]} from full observations. Nothing was tested on a real machine, and
-nothing keeps its actions safe. It knows states like those of the data; far from them, its plans and the returns that they
+For research in simulation: it acts in {metrics["environment"]} from full observations. Nothing was tested on a real machine,
+and nothing keeps its actions safe. It knows states like those of the data; far from them, its plans and the returns that they
 promise mean nothing. A score holds for its simulator, versions and protocol alone.
 
 ## Use

@@ -4,8 +4,10 @@ Seeds are the larger source of chance, and episodes of one seed are no independe
 three seeds are three observations of it, not thirty. So each draw takes S of the S seeds with replacement, and of each of
 these E of its E episodes, again with replacement. The two recipes are drawn independently.
 
-Such an interval knows nothing but the seeds it is given: few seeds make it somewhat too narrow, and of a single seed it tells
-how that one policy would score in other episodes.
+Such an interval knows nothing but the seeds it is given, so few seeds make it too narrow. Between equal recipes it should lie
+above 0 in 2.5 % of comparisons; simulated (normal scores, standard deviation 8 over seeds and 10 over episodes, 10 episodes) it
+does in 5 % with five seeds a side, 6 % with three, 9 % with two. Of a single seed it only tells how that one policy would score
+in other episodes: as a test of recipes it is wrong in 27 %.
 
 Shapes: D draws, S training seeds, E episodes.
 """

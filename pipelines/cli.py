@@ -135,13 +135,20 @@ def _in_words(value: Any) -> str:
 def promote(
     dataset: Dataset,
     rollback: Annotated[bool, typer.Option("--rollback", help="Give the alias champion back to the version before.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Only show what was decided so far.")] = False,
 ) -> None:
-    """Make the best policy champion, if it beats the present one.
+    """Make the best policy champion, if its recipe beats the present one's over seeds and episodes.
 
     Example: `tap promote hopper-medium-replay --rollback`
     """
     from pipelines import promote as promotion
 
+    if history:
+        table = Table("time", "by", "version", "decision", "champion before", "why", box=box.SIMPLE_HEAD)
+        for made in promotion.history(dataset):
+            table.add_row(*(str(made[key] or "") for key in ("time", "by", "version", "outcome", "champion", "reason")))
+        show(table)
+        return
     decision = promotion.rollback(dataset) if rollback else promotion.promote(dataset, PARAMS)
     print(f"{decision.model} version {decision.version}: {decision.outcome} ({decision.reason})")
 
@@ -156,10 +163,10 @@ def models() -> None:
 
     if not (rows := promotion.models()):
         raise ValueError("no policy is registered yet: `tap run` trains and registers one")
-    table = Table("model", "version", "alias", "seed", "score", "why", box=box.SIMPLE_HEAD)
+    table = Table("model", "version", "alias", "data", "seed", "score", "decision", "why", box=box.SIMPLE_HEAD)
     for row in rows:
-        score = "" if row.score is None else f"{row.score:.1f}"
-        table.add_row(row.name, row.version, ", ".join(row.aliases), row.seed, score, row.promotion_reason)
+        score, latency = str(row.score or ""), "" if row.latency_ms is None else f"{row.latency_ms:.0f} ms"
+        table.add_row(row.name, row.version, ", ".join(row.aliases), row.source, row.seed, score, latency, row.reason)
     show(table)
 
 
@@ -175,12 +182,12 @@ def serve(
 
     Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
     """
-    from pipelines.promote import PREFIX
     from pipelines.serve import serve as serve_policy
+    from tap.registry import model_name
     from tap.settings import Runtime
 
     name, _, alias = policy.partition("@")
-    serve_policy(PREFIX + name.removeprefix(PREFIX), alias or "champion", host, port, Runtime().tracking_uri)
+    serve_policy(model_name(name), alias or "champion", host, port, Runtime().tracking_uri)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 Example: python -m pipelines.evaluate hopper-medium-replay 0
 """
 
+import hashlib
 import json
 import tempfile
 from functools import partial
@@ -10,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlflow.pyfunc.model import PythonModelContext
 
 from pipelines.stage import main
 from pipelines.train import instance_key, output_folder
 from tap import tracking
 from tap.datasets import DatasetInfo, Episodes, load_episodes, lookup
-from tap.environments import make_environment, normalized_score, versions
+from tap.environments import make_environment, normalized_score, simulator, versions
 from tap.evaluation import rollout, summarize
 from tap.files import read_json, write_json
+from tap.model_card import model_card
 from tap.policy import Policy
-from tap.registry import log_policy
+from tap.registry import log_policy, model_name
+from tap.serving import ServedPolicy
 from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.training import choose_device
 
@@ -65,6 +69,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
                 "planner": params.evaluate.planner.model_dump(mode="json"),
                 "latent_step": policy.vqvae.params.latent_step,
                 "window_length": policy.vqvae.params.windows.length,
+                "recipe": recipe(params, policy, facts),
                 "runs": runs | {"evaluate": tracked.id},
                 "git_commit": tracking.git_state()[0],
             }
@@ -81,7 +86,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             write_json(
                 Path(f"data/plots/evaluate/{name}.json"), {"examples": [example.as_json() for example in result.examples]}
             )
-            register(tracked, policy, episodes.observations[:2], metrics)
+            register(tracked, policy, episodes.observations[:2], metrics, validation, params.evaluate.latency_budget_ms)
         write_json(Path(f"data/metrics/{stage}/{name}.json"), metrics)
 
 
@@ -93,6 +98,7 @@ def provenance(params: Params, info: DatasetInfo, validation: dict[str, Any], se
         "digest": validation["digest"],
         "scale": params.scale,
         "environment": info.environment,
+        "simulator": simulator(),
         "versions": versions(),
         "seed": seed,
     }
@@ -116,18 +122,50 @@ def behaviour(episodes: Episodes, info: DatasetInfo) -> dict[str, Any]:
     return {"episodes": episodes.num_episodes, "mean_return": float(returns.mean())} | scores
 
 
-def register(run: tracking.Run, policy: Policy, example_observations: np.ndarray, metrics: dict[str, Any]) -> None:
-    """Log the policy as a model and make it a version of `tap-DATASET`, with the evidence that promotion compares."""
+def recipe(params: Params, policy: Policy, facts: dict[str, Any]) -> str:
+    """A digest of all that decides a score but the training seed and the code: params of models as trained, data, protocol."""
+    parts = {
+        "fetch": params.fetch.model_dump(mode="json", exclude={"source", "path"}),  # the digest says which data
+        "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
+        "train_prior": policy.prior.params.model_dump(mode="json"),
+        "evaluate": params.evaluate.model_dump(mode="json", exclude={"latency_budget_ms"}),
+    } | {key: facts[key] for key in ("digest", "environment", "simulator")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def register(
+    run: tracking.Run,
+    policy: Policy,
+    example_observations: np.ndarray,
+    metrics: dict[str, Any],
+    validation: dict[str, Any],
+    latency_budget_ms: float,
+) -> None:
+    """Log the policy as a model and make it a version of its family, with its card and the evidence that promotion weighs."""
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
+        context = PythonModelContext({"policy": f"{folder}/policy"}, model_config={})  # type: ignore[no-untyped-call]
+        served = ServedPolicy()
+        served.load_context(context)
+        example_actions = served.predict(context, example_observations)  # on a CPU, as for whoever loads the version
         log_policy(run, Path(folder) / "policy", example_observations)
-    keys = ("dataset", "source", "scale", "seed", "environment", "episodes", "environment_seed", "protocol", "git_commit")
-    tags = {key: metrics[key] for key in keys} | {
+    name, git_dirty = model_name(metrics["dataset"]), tracking.git_state()[1]
+    keys = ("dataset", "source", "scale", "seed", "environment", "simulator", "episodes", "environment_seed", "protocol")
+    tags = {key: metrics[key] for key in (*keys, "score_metric", "recipe", "git_commit")}
+    tags |= {f"run_{stage}": run_id for stage, run_id in metrics["runs"].items()}
+    tags |= {
+        "git_dirty": git_dirty,
         "dataset_digest": metrics["digest"],
-        "score": metrics["return_mean"] if metrics["normalized_score"] is None else metrics["normalized_score"],
+        "validation": json.dumps({key: validation[key] for key in ("transitions", "episodes", "return", "warnings")}),
+        "score": float(np.mean(metrics["scores"])),
+        "scores": json.dumps(metrics["scores"]),
         "returns": json.dumps(metrics["returns"]),
+        "latency_ms": metrics["latency_ms"]["median"],
+        "latency_budget_ms": latency_budget_ms,
+        "example_actions": json.dumps(np.asarray(example_actions).tolist()),
     }
-    run.register(f"tap-{metrics['dataset']}", tags)
+    card = model_card(name, metrics, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
+    run.register(name, tags, card)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,45 @@
-"""Which policy serves: each evaluated policy is a version of the registered model tap-DATASET; the alias champion names one.
+"""Which policy serves: an evaluated policy is a version of its family's registered model; the alias champion names one.
 
-`promote` makes the best evaluation the challenger, and the challenger champion where it is strictly better under the same
-protocol; `rollback` undoes that. What was decided, and why, is written on the version as tags.
+A version is one training seed's policy. Versions that share a *recipe* (params, data, simulator, protocol; the tag `recipe`)
+and differ in the training seed are the evidence about that recipe.
+
+`promote` makes the best seed of a dataset's present recipe the challenger, and the challenger champion
+
+- where there is no champion yet;
+- or where its recipe's mean score is above that of the champion's recipe, and the bootstrap interval of the difference, over
+  seeds and episodes (tap/comparison.py), lies above 0;
+- or, if the champion is of the same recipe, where that interval of the two policies' own scores does, over episodes: the
+  question is then not what to train, but which of the trained policies serves;
+
+and where it then passes a load test. `rollback` gives the alias back. Every decision is written on the version, and added to
+the history of the registered model.
 """
 
-import math
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import getpass
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from tap import tracking
+from tap.comparison import Difference, difference
 from tap.files import read_json
-from tap.registry import Registry, Version, open_registry
+from tap.model_card import with_promotion
+from tap.registry import PREFIX, Registry, Version, model_name, open_registry
+from tap.results import SOURCES, Estimate, mean_and_standard_error
 from tap.settings import Runtime, load_params, read_params_file
-from tap.store import public
 
 EVALUATIONS = Path("data/metrics/evaluate")
-PREFIX = "tap-"
 CHAMPION, CHALLENGER = "champion", "challenger"
 # Scores compare only between versions that agree in all of these.
-PROTOCOL = ("dataset_digest", "environment", "episodes", "environment_seed", "protocol", "score_metric")
+PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "protocol", "score_metric")
+EVIDENCE = (*PROTOCOL, "recipe", "seed", "scores")
+TOLERANCE = 1e-3  # of an action: another machine's rounding, but not another plan
 
 
 @dataclass(frozen=True)
@@ -30,55 +48,82 @@ class Decision:
 
     model: str
     version: str
-    outcome: Literal["promoted", "refused", "already champion"]
+    outcome: Literal["promoted", "refused", "restored", "already champion"]
     reason: str
+    champion: str | None  # the version that was champion before
+    difference: Difference | None = None  # to the champion's scores, where they were compared
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One registered version."""
+    """One registered version. What it has no evidence of is None or empty."""
 
     name: str
     version: str
     aliases: list[str]
-    score: float  # NaN where it has none
+    score: Estimate | None  # ± over episodes
+    latency_ms: float | None
     seed: str
-    promotion_reason: str
+    source: str
+    reason: str  # of the last decision about it
 
 
 def promote(dataset: str, params_path: Path) -> Decision:
-    """Make the best evaluated seed of a dataset the challenger, and the champion if it deserves to be.
+    """Make the best seed of a dataset's evaluations the challenger, and the champion if it deserves to be.
 
-    Raises ValueError where nothing is evaluated, the evaluations do not compare, or the registry does not know the best one.
+    Raises ValueError where a seed of params.yaml is not evaluated or not registered, or where seeds differ in recipe or
+    protocol: then there is nothing to decide on.
     """
-    path, facts, run_id = _best_evaluation(dataset, params_path)
-    name, tracking_uri = PREFIX + dataset, Runtime().tracking_uri
-    with open_registry(tracking_uri) as registry:
-        challenger = registry.version_of_run(name, run_id) if run_id else None
-        if challenger is None:
-            lack = f"run {run_id} has no version of {name} at {public(tracking_uri)}" if run_id else "its run is not tracked"
-            raise ValueError(f"{path}: {lack}: run `dvc repro --force -s evaluate@{path.stem}`")
+    name = model_name(dataset)
+    with open_registry(Runtime().tracking_uri) as registry:
+        evaluated = _evaluated(registry, name, dataset, params_path)
         champion = registry.alias(name, CHAMPION)
-        if champion is not None and champion.version == challenger.version:
-            return Decision(name, challenger.version, "already champion", "no other evaluation is better")
-        if challenger.tags.get("promotion") == "rolled back":
-            reason = f"it was rolled back; `dvc repro --force -s evaluate@{path.stem}` makes a new version of it"
-            return Decision(name, challenger.version, "refused", reason)
-        registry.set_alias(challenger, CHALLENGER)
-        registry.set_tags(challenger, facts)
-        refusal = _compare(facts, champion) or _try_out(registry, challenger)
-        if refusal:
-            registry.set_tags(challenger, {"promotion": "refused", "promotion_reason": refusal})
-            return Decision(name, challenger.version, "refused", refusal)
-        reason = f"{facts['score_metric']} {facts['score']:.6g} "
-        reason += f"is above {_score(champion):.6g} of version {champion.version}" if champion else "is the first"
-        _crown(registry, challenger, reason, previous_champion=champion.version if champion else "none")
-        return Decision(name, challenger.version, "promoted", reason)
+        before = champion.version if champion else None
+
+        def refuse(version: Version, reason: str, compared: Difference | None = None) -> Decision:
+            decision = Decision(name, version.version, "refused", reason, before, compared)
+            _record(registry, decision)
+            if version.tags.get("promotion") != "rolled back":
+                registry.set_tags(version, {"promotion": "refused", "promotion_reason": reason})
+            return decision
+
+        for path, version in evaluated.items():
+            if lack := _lack(version):
+                return refuse(version, f"{lack}: `dvc repro --force -s evaluate@{path.stem}` makes a version of it anew")
+        _check_alike(evaluated)
+        best = max(evaluated.values(), key=lambda version: float(_scores(version).mean()))
+        if best.version == before:
+            return Decision(name, best.version, "already champion", "no other evaluation is better", before)
+        if best.tags.get("promotion") == "rolled back":
+            seed = best.tags["seed"]
+            return refuse(
+                best, f"it was rolled back; `dvc repro --force -s evaluate@{dataset}-{seed}` makes a new version of it"
+            )
+        registry.set_alias(best, CHALLENGER)
+        reason, compared = "is the first", None
+        if champion:
+            if obstacle := _incomparable(best, champion):
+                return refuse(best, obstacle)
+            mine, theirs = [*evaluated.values()], _evidence(registry, champion)
+            if best.tags["recipe"] == champion.tags["recipe"]:
+                mine, theirs = [best], [champion]
+            compared = difference(_scores(*mine), _scores(*theirs))
+            metric = best.tags["score_metric"].replace("_", " ")
+            reason = f"{metric} {_told(mine)} against {_told(theirs)} of champion version {champion.version}: {compared}"
+            if compared.low <= 0:
+                holds = "lies below 0" if compared.high < 0 else "holds 0: more seeds or episodes can tell"
+                return refuse(best, f"{reason} {holds}", compared)
+        if broken := _fails(registry, best):
+            return refuse(best, broken, compared)
+        decision = Decision(name, best.version, "promoted", reason, before, compared)
+        registry.describe(best, with_promotion(best.description, reason, _seed_scores(evaluated.values())))
+        _crown(registry, best, decision, previous_champion=before or "none")
+        return decision
 
 
 def rollback(dataset: str) -> Decision:
     """Give the alias champion back to the version that held it before. Raises ValueError where there is none that works."""
-    name = PREFIX + dataset
+    name = model_name(dataset)
     with open_registry(Runtime().tracking_uri) as registry:
         champion = registry.alias(name, CHAMPION)
         if champion is None:
@@ -87,94 +132,151 @@ def rollback(dataset: str) -> Decision:
         previous = None if number == "none" else registry.version(name, number)
         if previous is None:
             raise ValueError(f"{name} version {champion.version} has no earlier champion (previous_champion: {number})")
-        if broken := _try_out(registry, previous):
+        if broken := _fails(registry, previous):
+            _record(registry, Decision(name, number, "refused", f"not restored: {broken}", champion.version))
             raise ValueError(f"{name} stays at version {champion.version}: {broken}")
         registry.set_tags(champion, {"promotion": "rolled back", "promotion_reason": f"rolled back to version {number}"})
-        reason = f"restored by a rollback from version {champion.version}"
-        _crown(registry, previous, reason)
-        return Decision(name, previous.version, "promoted", reason)
+        reason = f"rolled back from version {champion.version}"
+        decision = Decision(name, previous.version, "restored", reason, champion.version)
+        _crown(registry, previous, decision)
+        return decision
+
+
+def history(dataset: str) -> list[dict[str, Any]]:
+    """All decisions about a dataset's family, oldest first, with `time`, `by`, `git_commit` and what a Decision has."""
+    with open_registry(Runtime().tracking_uri) as registry:
+        return registry.history(model_name(dataset))
 
 
 def models() -> list[ModelRow]:
     """All registered versions, by name and number."""
     with open_registry(Runtime().tracking_uri) as registry:
-        return [
-            ModelRow(
-                name=version.name,
-                version=version.version,
-                aliases=aliases,
-                score=_score(version),
-                seed=version.tags.get("seed", ""),
-                promotion_reason=version.tags.get("promotion_reason", ""),
-            )
-            for version, aliases in registry.versions(PREFIX)
-        ]
+        return [_row(version, aliases) for version, aliases in registry.versions(PREFIX)]
 
 
-def _best_evaluation(dataset: str, params_path: Path) -> tuple[Path, dict[str, Any], str | None]:
-    """The file of the highest finite score among all seeds, what is compared of it, and the id of its run."""
+def _row(version: Version, aliases: list[str]) -> ModelRow:
+    tags = version.tags
+    return ModelRow(
+        name=version.name,
+        version=version.version,
+        aliases=aliases,
+        score=None if _lack(version) else mean_and_standard_error(_scores(version)[0].tolist()),
+        latency_ms=float(tags["latency_ms"]) if "latency_ms" in tags else None,
+        seed=tags.get("seed", ""),
+        source=SOURCES.get(tags.get("source", ""), ""),
+        reason=tags.get("promotion_reason", ""),
+    )
+
+
+def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -> dict[Path, Version]:
+    """The registered version of each seed of params.yaml, by its metrics file."""
     load_params(params_path, dataset)  # says what is wrong with a dataset that is not there
-    paths = [EVALUATIONS / f"{dataset}-{seed}.json" for seed in read_params_file(params_path).seeds]
-    evaluations = {path: read_json(path) for path in paths if path.exists()}
-    if not evaluations:
-        raise ValueError(f"{paths[0]} does not exist, nor any other seed's: run `dvc repro`")
-    facts = {path: _facts(metrics) for path, metrics in evaluations.items()}
-    first, *others = facts
-    for path in others:
-        for key in PROTOCOL:
-            if facts[path][key] != facts[first][key]:
-                raise ValueError(f"{first} and {path} differ in {key}, so their scores do not compare: run `dvc repro`")
-    finite = [path for path in facts if math.isfinite(facts[path]["score"])]
-    if not finite:
-        raise ValueError(f"{first}: neither it nor another seed has a finite score: look into its returns")
-    best = max(finite, key=lambda path: float(facts[path]["score"]))
-    return best, facts[best], evaluations[best]["runs"]["evaluate"]
+    found = {}
+    for seed in read_params_file(params_path).seeds:
+        path = EVALUATIONS / f"{dataset}-{seed}.json"
+        if not path.exists():
+            raise ValueError(f"{path} does not exist, but promotion weighs all seeds of {params_path.name}: run `dvc repro`")
+        run_id = read_json(path)["runs"]["evaluate"]
+        version = registry.version_of_run(name, run_id) if run_id else None
+        if version is None:
+            uri = public(Runtime().tracking_uri)
+            lack = f"run {run_id} has no version of {name} at {uri}" if run_id else "its run is not tracked"
+            raise ValueError(f"{path}: {lack}: run `dvc repro --force -s evaluate@{path.stem}`")
+        found[path] = version
+    return found
 
 
-def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
-    """What promotion compares, and keeps as tags of the version."""
-    metric = "return_mean" if metrics["normalized_score"] is None else "normalized_score"
-    same = {key: metrics[key] for key in ("environment", "episodes", "environment_seed", "protocol", "seed")}
-    score = math.nan if metrics[metric] is None else float(metrics[metric])
-    return {**same, "dataset_digest": metrics["digest"], "score_metric": metric, "score": score}
-
-
-def _score(version: Version) -> float:
-    try:
-        return float(version.tags["score"])
-    except (KeyError, ValueError):
-        return math.nan
-
-
-def _compare(facts: dict[str, Any], champion: Version | None) -> str | None:
-    """Why these facts do not beat the champion; None where they do."""
-    if champion is None:
-        return None
-    for key in PROTOCOL:
-        if champion.tags.get(key) != str(facts[key]):
-            return (
-                f"champion version {champion.version} was evaluated under another {key} ({champion.tags.get(key)}, not "
-                f"{facts[key]}): evaluate its policy again and promote that, or take the alias from it"
-            )
-    score = _score(champion)
-    if not math.isfinite(score):
-        return f"champion version {champion.version} has no finite score: take the alias away from it"
-    if facts["score"] <= score:
-        return f"{facts['score_metric']} {facts['score']:.6g} is not above {score:.6g} of champion version {champion.version}"
+def _lack(version: Version) -> str | None:
+    """Why a version is no evidence; None where it is."""
+    if missing := [key for key in EVIDENCE if key not in version.tags]:
+        return f"version {version.version} has no {' and no '.join(missing)} on record"
+    scores = _scores(version)
+    if not np.isfinite(scores).all():
+        return f"version {version.version} has scores that are not finite"
+    if scores.shape[1] != int(version.tags["episodes"]):
+        return f"version {version.version} has scores of {scores.shape[1]} episodes, not of {version.tags['episodes']}"
     return None
 
 
-def _try_out(registry: Registry, version: Version) -> str | None:
-    """Why a version cannot serve; None where it loads and acts."""
+def _check_alike(evaluated: dict[Path, Version]) -> None:
+    (first, version), *others = evaluated.items()
+    for path, other in others:
+        for key in (*PROTOCOL, "recipe"):
+            if other.tags[key] != version.tags[key]:
+                raise ValueError(f"{first} and {path} differ in {key}, so their scores do not compare: run `dvc repro`")
+
+
+def _incomparable(best: Version, champion: Version) -> str | None:
+    """Why the champion's scores do not compare with these, and what to do; None where they do."""
+    take_away = f"take its alias away, on MLflow's page of {champion.name}"
+    if lack := _lack(champion):
+        return f"champion {lack}: {take_away}"
+    for key in PROTOCOL:
+        theirs, mine = champion.tags[key], best.tags[key]
+        if theirs != mine:
+            remedy = f"evaluate its policy again and promote that, or {take_away}"
+            return f"champion version {champion.version} was evaluated under another {key} ({theirs}, not {mine}): {remedy}"
+    return None
+
+
+def _evidence(registry: Registry, champion: Version) -> list[Version]:
+    """The champion, and the newest sound version of each other seed of its recipe."""
+    seeds = {version.tags["seed"]: version for version in registry.same_recipe(champion) if not _lack(version)}
+    return [*(seeds | {champion.tags["seed"]: champion}).values()]
+
+
+def _scores(*versions: Version) -> np.ndarray:
+    """(S, E): a row a version, a column an episode."""
+    return np.array([json.loads(version.tags["scores"]) for version in versions], dtype=np.float64)
+
+
+def _told(versions: list[Version]) -> str:
+    scores = _scores(*versions)
+    seeds, episodes = scores.shape
+    return f"{scores.mean():.4g} ({seeds} seed{'s' * (seeds > 1)} x {episodes} episodes)"
+
+
+def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:
+    return {version.tags["seed"]: str(mean_and_standard_error(_scores(version)[0].tolist())) for version in versions}
+
+
+def _fails(registry: Registry, version: Version) -> str | None:
+    """Why a version fails its load test; None where it loads, acts as on record, and within its latency budget."""
+    name, tags = f"version {version.version}", version.tags
+    if missing := [key for key in ("example_actions", "latency_budget_ms") if key not in tags]:
+        return f"{name} has no {' and no '.join(missing)} on record to test it by"
     try:
-        actions = registry.act_once(version)
+        trial = registry.load_test(version)
     except Exception as error:  # whatever a stored model raises, it cannot serve
-        return f"version {version.version} does not load and act: {error}"
-    return None if np.isfinite(actions).all() else f"version {version.version} acts with NaN or infinite actions"
+        return f"{name} does not load and act: {(str(error).splitlines() or [type(error).__name__])[0][:500]}"
+    if not np.isfinite(trial.actions).all():
+        return f"{name} acts with NaN or infinite actions"
+    recorded = np.array(json.loads(tags["example_actions"]))
+    if trial.actions.shape != recorded.shape or not np.allclose(trial.actions, recorded, rtol=0, atol=TOLERANCE):
+        return f"{name} does not act on its example as it did when it was registered"
+    budget = float(tags["latency_budget_ms"])
+    if not trial.latency_ms <= budget:
+        return f"{name} takes {trial.latency_ms:.4g} ms for a decision here, more than its budget of {budget:.4g} ms"
+    return None
 
 
-def _crown(registry: Registry, version: Version, reason: str, **tags: str) -> None:
+def _crown(registry: Registry, version: Version, decision: Decision, **tags: str) -> None:
     """Make a version champion. The alias moves last: a process that dies before leaves the old champion, and can run again."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    registry.set_tags(version, {"promotion": "promoted", "promotion_reason": reason, "promoted_at": now, **tags})
+    time = _record(registry, decision)
+    registry.set_tags(
+        version, {"promotion": decision.outcome, "promotion_reason": decision.reason, "promoted_at": time, **tags}
+    )
     registry.set_alias(version, CHAMPION)
+
+
+def _record(registry: Registry, decision: Decision) -> str:
+    """Add a decision to its model's history; the time that it has there."""
+    facts = {key: value for key, value in asdict(decision).items() if key != "model"}
+    return registry.record(decision.model, facts | {"by": _user(), "git_commit": tracking.git_state()[0]})
+
+
+def _user() -> str:
+    """Who decides: the user at MLflow's server where it asks for one, or on this machine."""
+    with suppress(KeyError, OSError):  # a container may run under a number without a name
+        return os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()
+    return "unknown"

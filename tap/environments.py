@@ -220,6 +220,12 @@ def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
     return scores
 
 
+def simulator() -> str:
+    """The releases that the physics depends on, in one line."""
+    installed = versions()
+    return ", ".join(f"{name} {installed[name]}" for name in ("gymnasium", "gymnasium-robotics", "mujoco") if name in installed)
+
+
 def versions() -> dict[str, str]:
     """Release of each installed package that a score may depend on; the last three run `environment: d4rl`."""
     found = {}

@@ -240,12 +240,14 @@ class _Progress:
 def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
     """The part of the evaluation metrics that a rollout decides, JSON-able. Standard errors are over episodes.
 
-    Normalised scores are None without reference scores, a standard error is None for a single episode.
+    Normalised scores are None without reference scores, a standard error is None for a single episode. `scores` are what
+    policies are compared by, one an episode: normalised scores, or returns, as `score_metric` says.
     """
     episodes, score, score_error = len(result.returns), None, None
+    scores, score_metric = result.returns, "return"
     if info.reference_min_score is not None and info.reference_max_score is not None:
         scores = normalized_score(info, result.returns)
-        score = float(scores.mean())
+        score, score_metric = float(scores.mean()), "normalized_score"
         score_error = float(scores.std(ddof=1) / np.sqrt(episodes)) if episodes > 1 else None
     median, p95 = np.percentile(1000 * result.latencies, [50, 95])
     return {
@@ -257,6 +259,8 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
         "normalized_score_standard_error": score_error,
         "return_mean": float(result.returns.mean()),
         "returns": result.returns.tolist(),
+        "score_metric": score_metric,
+        "scores": scores.tolist(),
         "lengths": result.lengths.tolist(),
         "terminated": result.terminated.tolist(),
         "search_value_mean": float(result.values.mean()),

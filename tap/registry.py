@@ -1,11 +1,14 @@
 """MLflow's registry: policies logged as models, their versions, aliases and tags."""
 
 import importlib.metadata
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 import mlflow
@@ -19,6 +22,18 @@ from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 from tap.files import read_json
 from tap.store import connect, failure, unless_missing
 from tap.tracking import Run
+
+PREFIX = "tap-"
+DECISION = "decision "  # a registered model's tags that begin so are its history; MLflow's page of the model shows them
+TIMED_DECISIONS = 5
+
+
+def model_name(dataset: str) -> str:
+    """The registered model of a dataset's family, all releases of one task and kind of data: its id without `-vN`.
+
+    The name of a registered model stays as it is.
+    """
+    return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
 
 
 def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> None:
@@ -53,11 +68,20 @@ class Version:
     name: str
     version: str
     tags: dict[str, str]
+    description: str
 
     @classmethod
     def of(cls, found: ModelVersion) -> Self:
         """From MLflow's own, whose number is an int in some stores and a string in others."""
-        return cls(found.name, str(found.version), dict(found.tags))
+        return cls(found.name, str(found.version), dict(found.tags), found.description or "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a version did when it was loaded."""
+
+    actions: np.ndarray  # (n, A), for its input example
+    latency_ms: float  # median of TIMED_DECISIONS, for one state
 
 
 class Registry:
@@ -88,10 +112,37 @@ class Registry:
         for key, value in tags.items():
             self._client.set_model_version_tag(version.name, version.version, key, str(value))
 
-    def act_once(self, version: Version) -> np.ndarray:
-        """Load a version and let it act on its input example: (n, A)."""
+    def describe(self, version: Version, description: str) -> None:
+        """Replace the description of a version."""
+        self._client.update_model_version(version.name, version.version, description)
+
+    def load_test(self, version: Version) -> Trial:
+        """Load a version as a server does, and let it act on its input example. Raises whatever loading and acting raise."""
         model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}")
-        return np.asarray(model.predict(model.input_example))
+        example = np.asarray(model.input_example)
+        actions, seconds = np.asarray(model.predict(example)), []
+        for _ in range(TIMED_DECISIONS):
+            start = perf_counter()
+            model.predict(example[:1])
+            seconds.append(perf_counter() - start)
+        return Trial(actions, 1000 * float(np.median(seconds)))
+
+    def same_recipe(self, version: Version) -> list[Version]:
+        """All versions of the same model that have this version's tag `recipe`, oldest first."""
+        condition = f"name = '{version.name}' and tags.recipe = '{version.tags['recipe']}'"
+        return [Version.of(found) for found in sorted(_pages(self._client.search_model_versions, condition), key=_number)]
+
+    def record(self, name: str, decision: Mapping[str, Any]) -> str:
+        """Add a decision, at most 4,900 characters of JSON, to the history of a registered model; the `time` that it gets."""
+        now = datetime.now(UTC)
+        time, key = now.isoformat(timespec="seconds"), f"{DECISION}{now:%Y-%m-%d %H.%M.%S.%f}"  # two processes write two tags
+        self._client.set_registered_model_tag(name, key, json.dumps({"time": time, **decision}))
+        return time
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """The decisions about a registered model, oldest first; none where there is no such model."""
+        model = unless_missing(lambda: self._client.get_registered_model(name))
+        return [json.loads(value) for key, value in sorted(model.tags.items()) if key.startswith(DECISION)] if model else []
 
     def versions(self, prefix: str) -> Iterator[tuple[Version, list[str]]]:
         """Every version with its aliases, by name and number, of the models whose name starts with `prefix`."""

@@ -164,6 +164,7 @@ class Evaluate(Section):
     episodes: PositiveInt
     plan_every: PositiveInt  # so many actions of a plan are executed before the next plan
     seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
+    latency_budget_ms: PositiveFloat  # a decision of the served policy may take so long, on a CPU and for one state
     planner: Planner
 
 

@@ -282,6 +282,7 @@ def test_summary():
     assert json.loads(json.dumps(summary)) == summary
     assert summary["normalized_score"] == pytest.approx(75, abs=0.01)  # 50 and 100
     assert summary["normalized_score_standard_error"] == pytest.approx(25, abs=0.01)
+    assert summary["score_metric"] == "normalized_score" and summary["scores"] == pytest.approx([50, 100], abs=0.01)
     assert summary["return_mean"] == pytest.approx((1607.01 + 3234.3) / 2) and summary["terminated"] == [True, False]
     assert summary["latency_ms"] == pytest.approx({"median": 10.5, "p95": 19.05, "batch_median": 200.0})
     assert summary["protocol"] == "2 episodes, seeds 1000-1001, re-planned every step, last checkpoint"
@@ -291,4 +292,5 @@ def test_summary():
 def test_summary_without_reference_scores_or_spread():
     summary = summarize(roll(Mover(0.75)), LINE)
     assert summary["normalized_score"] is None and summary["normalized_score_standard_error"] is None
+    assert summary["score_metric"] == "return" and summary["scores"] == summary["returns"]
     assert summarize(roll(Mover(0.75), episodes=1), replace(HOPPER, id="x"))["normalized_score_standard_error"] is None

@@ -133,11 +133,16 @@ def test_runs_carry_what_is_compared(reproduced: Path) -> None:
 def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
     script = (
         "import mlflow, json; client = mlflow.MlflowClient();"
-        "print(json.dumps([v.tags for v in client.search_model_versions(\"name = 'tap-my-hopper'\")]))"
+        "print(json.dumps([(v.tags, v.description) for v in client.search_model_versions(\"name = 'tap-my-hopper'\")]))"
     )
-    (tags,) = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
-    assert tags["seed"] == "3"
-    assert json.loads(tags["returns"]) == metrics(reproduced)["my-hopper-3.json"]["returns"]
+    ((tags, card),) = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    result = metrics(reproduced)["my-hopper-3.json"]
+    assert tags["seed"] == "3" and tags["recipe"] == result["recipe"] and tags["latency_budget_ms"] == "200.0"
+    assert json.loads(tags["returns"]) == result["returns"] and json.loads(tags["scores"]) == pytest.approx(result["returns"])
+    assert json.loads(tags["validation"])["episodes"] == len(EPISODE_LENGTHS)
+    assert card.startswith("# TAP policy for my-hopper, training seed 3\n") and result["digest"] in card
+    promoted = run(reproduced, sys.executable, "-m", "pipelines.cli", "promote", "my-hopper").stdout
+    assert "tap-my-hopper version 1: promoted (is the first)" in promoted  # so it acts as it did when it was registered
 
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:

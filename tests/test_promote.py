@@ -1,23 +1,31 @@
-"""Promotion of real policies in a real registry; only the scores are made up."""
+"""Promotion of real policies in a real registry; only their scores are made up."""
 
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import numpy as np
 import pytest
+import torch
+import yaml
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
-from pipelines.promote import models, promote, rollback
+from pipelines.cli import app
+from pipelines.promote import PROTOCOL, Decision, history, models, promote, rollback
 from tap import tracking
-from tap.registry import log_policy
+from tap.policy import Policy
+from tap.registry import log_policy, model_name
 from tap.settings import Runtime
 from tap.store import connect
+
+EXAMPLE = np.random.default_rng(0).normal(size=(2, 11))
 
 
 @pytest.fixture(scope="module")
@@ -39,27 +47,38 @@ class Project:
     params: Path
     client: MlflowClient
     logged: list[tuple[str, str]]
+    example_actions: np.ndarray
 
     @property
     def name(self) -> str:
         return f"tap-{self.dataset}"
 
-    def evaluate(self, seed: int, score: float | None, policy: int, **changes: Any) -> None:
-        """What the stage `evaluate` leaves behind: metrics, and a version unless the policy was registered before."""
+    def evaluate(self, seed: int, scores: float | Sequence[float], policy: int, **tags: Any) -> None:
+        """What the stage `evaluate` leaves behind: metrics, and a version of a logged policy; a mean stands for two scores."""
         run_id, model_uri = self.logged[policy]
-        metrics = {"seed": seed, "environment": "Hopper-v4", "episodes": 2, "environment_seed": 1000, "protocol": "2 episodes"}
-        metrics |= {"dataset": self.dataset, "digest": "abc", "normalized_score": score, "return_mean": 5.0}
-        metrics |= {"runs": {"evaluate": run_id}} | changes
+        scores = [scores - 1, scores + 1] if isinstance(scores, int | float) else list(scores)
         path = Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(metrics))
-        if not self.client.search_model_versions(f"name = '{self.name}' and tags.run_key = '{run_id}'"):
-            mlflow.register_model(model_uri, self.name, tags={"score": str(score), "seed": str(seed), "run_key": run_id})
+        path.write_text(json.dumps({"runs": {"evaluate": run_id}}))
+        facts = {"environment": "Hopper-v4", "simulator": "mujoco 4.0.0", "episodes": len(scores), "environment_seed": 1000}
+        facts |= {"protocol": "every step", "dataset_digest": "abc", "score_metric": "normalized_score", "source": "bundled"}
+        facts |= {"seed": seed, "scores": json.dumps(scores), "recipe": "first", "latency_ms": 3.4, "latency_budget_ms": 60_000}
+        facts |= {"example_actions": json.dumps(self.example_actions.tolist())}
+        texts = {key: str(value) for key, value in (facts | tags | {"run_key": run_id}).items()}
+        version = mlflow.register_model(model_uri, self.name, tags=texts)
+        self.client.update_model_version(self.name, version.version, "# A card\n")
 
-    def promote(self) -> tuple[str, str]:
+    def recipe(self, name: str, scores: Sequence[float | Sequence[float]], policies: Sequence[int], **tags: Any) -> None:
+        """Evaluations of one recipe with seeds 0, 1, ..., which params.yaml gets: a mean score for each, or one an episode."""
+        content = yaml.safe_load(self.params.read_text())
+        self.params.write_text(yaml.safe_dump(content | {"seeds": list(range(len(scores)))}))
+        for seed, (score, policy) in enumerate(zip(scores, policies, strict=True)):
+            self.evaluate(seed, score, policy, recipe=name, **tags)
+
+    def promote(self) -> Decision:
         decision = promote(self.dataset, self.params)
         assert decision.model == self.name and decision.reason
-        return decision.outcome, decision.version
+        return decision
 
     def aliases(self) -> dict[str, str]:
         return {alias: str(version) for alias, version in self.client.get_registered_model(self.name).aliases.items()}
@@ -67,12 +86,15 @@ class Project:
     def tags(self, version: str) -> dict[str, str]:
         return dict(self.client.get_model_version(self.name, version).tags)
 
+    def card(self, version: str) -> str:
+        return str(self.client.get_model_version(self.name, version).description)
+
 
 def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str]:
     """A run that logs a policy, and the policy's URI."""
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=Runtime()) as run:
-        log_policy(run, policy_folder, np.zeros((1, 11)))
+        log_policy(run, policy_folder, EXAMPLE)
     (model,) = client.search_logged_models(["1"], f"tags.run_key = '{run.id}'")
     return run.id, f"models:/{model.model_id}"
 
@@ -81,6 +103,7 @@ def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str]:
 def project(
     store: str,
     logged: list[tuple[str, str]],
+    tiny_policy: Policy,
     tiny_policy_folder: Path,
     params_yaml_with: Callable[..., Path],
     tmp_path: Path,
@@ -90,131 +113,279 @@ def project(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     client = connect(store)
-    while len(logged) < 3:
+    while len(logged) < 4:
         logged.append(log(client, tiny_policy_folder))
+    seeds = [int(np.random.SeedSequence([0, row]).generate_state(1, np.uint64)[0]) for row in range(len(EXAMPLE))]
+    actions = tiny_policy.act(EXAMPLE, [torch.Generator().manual_seed(seed) for seed in seeds])
     dataset = f"hopper-{request.node.name.removeprefix('test_').translate(str.maketrans('_[', '--', ']'))}"
-    params = params_yaml_with(dataset, "hopper-other", seeds=[0, 1, 2])
-    return Project(dataset, params, client, logged)
+    return Project(dataset, params_yaml_with(dataset, "hopper-other", seeds=[0]), client, logged, actions)
 
 
-def test_the_first_policy_becomes_champion(project: Project) -> None:
-    project.evaluate(0, 50.0, policy=0)
-    assert project.promote() == ("promoted", "1")
-    assert project.aliases() == {"champion": "1", "challenger": "1"}
-    tags = project.tags("1")
-    assert tags["promotion"] == "promoted" and tags["promotion_reason"] and tags["previous_champion"] == "none"
-    assert tags["promoted_at"].endswith("+00:00") and tags["dataset_digest"] == "abc"
-    before = project.tags("1")
-    assert project.promote() == ("already champion", "1")
-    assert project.tags("1") == before
+def test_a_family_is_a_dataset_id_without_its_release() -> None:
+    assert model_name("hopper-medium-replay") == model_name("hopper-medium-replay-v2") == "tap-hopper-medium-replay"
+    assert model_name("tap-hopper-medium-replay") == "tap-hopper-medium-replay"
+    assert (
+        model_name("antmaze-ultra-diverse-v0") == "tap-antmaze-ultra-diverse" and model_name("my-v2-data") == "tap-my-v2-data"
+    )
 
 
-def test_only_a_strictly_better_policy_moves_the_alias(project: Project) -> None:
-    project.evaluate(0, 50.0, policy=0)
+def test_the_best_seed_of_the_first_recipe_becomes_champion(project: Project) -> None:
+    project.recipe("first", [50.0, 60.0], policies=[0, 1])
+    decision = project.promote()
+    assert (decision.outcome, decision.version, decision.reason) == ("promoted", "2", "is the first")
+    assert project.aliases() == {"champion": "2", "challenger": "2"}
+    tags = project.tags("2")
+    assert tags["promotion"] == "promoted" and tags["previous_champion"] == "none" and tags["promoted_at"].endswith("+00:00")
+    assert project.card("1") == "# A card\n"
+    assert project.card("2").startswith("# A card\n") and "| 0 | 50.0 ± 1.0 |\n| 1 | 60.0 ± 1.0 |" in project.card("2")
+    before = project.tags("2"), history(project.dataset)
+    assert project.promote().outcome == "already champion"
+    assert (project.tags("2"), history(project.dataset)) == before and len(before[1]) == 1
+
+
+def test_a_better_recipe_is_promoted_by_its_interval(project: Project) -> None:
+    project.recipe("first", [50.0, 54.0], policies=[0, 1])
     project.promote()
-    Path(f"data/metrics/evaluate/{project.dataset}-0.json").unlink()
-    project.evaluate(1, 50.0, policy=1)
-    assert project.promote() == ("refused", "2")
-    assert project.aliases() == {"champion": "1", "challenger": "2"}
-    assert project.tags("2")["promotion"] == "refused" and "50 is not above 50" in project.tags("2")["promotion_reason"]
-    project.evaluate(2, 50.1, policy=2)  # now the best of two seeds
-    assert project.promote() == ("promoted", "3")
-    assert project.aliases()["champion"] == "3" and project.tags("3")["previous_champion"] == "1"
+    project.recipe("second", [66.0, 62.0], policies=[2, 3])
+    decision = project.promote()
+    assert (decision.outcome, decision.version, decision.champion) == ("promoted", "3", "2")
+    assert decision.difference is not None and decision.difference.mean == pytest.approx(64 - 52)
+    assert 5 < decision.difference.low < 12 < decision.difference.high < 19
+    expected = (
+        "normalized score 64 (2 seeds x 2 episodes) against 52 (2 seeds x 2 episodes) of champion version 2: difference 12"
+    )
+    assert decision.reason.startswith(expected) and "95 % interval" in decision.reason
+    assert project.aliases() == {"champion": "3", "challenger": "3"} and project.tags("3")["previous_champion"] == "2"
+    assert decision.reason in project.card("3")
 
 
-@pytest.mark.parametrize("key", ["environment", "episodes", "environment_seed", "protocol", "digest"])
+def test_a_better_mean_that_seeds_do_not_bear_out_is_refused(project: Project) -> None:
+    project.recipe("first", [50.0, 54.0], policies=[0, 1])
+    project.promote()
+    project.recipe("second", [100.0, 40.0], policies=[2, 3])  # its best seed is far above the champion
+    decision = project.promote()
+    assert (decision.outcome, decision.version) == ("refused", "3")
+    assert "difference 18, 95 % interval -1" in decision.reason
+    assert decision.reason.endswith("holds 0: more seeds or episodes can tell")
+    assert (
+        project.aliases() == {"champion": "2", "challenger": "3"} and project.tags("3")["promotion_reason"] == decision.reason
+    )
+    assert project.promote() == decision  # by the same numbers
+
+
+def test_a_worse_recipe_is_refused(project: Project) -> None:
+    project.recipe("first", [50.0, 54.0], policies=[0, 1])
+    project.promote()
+    project.recipe("second", [30.0, 33.0], policies=[2, 3])
+    decision = project.promote()
+    assert decision.outcome == "refused" and decision.reason.endswith("lies below 0")
+
+
+def test_the_champions_recipe_has_the_newest_version_of_each_other_seed(project: Project) -> None:
+    project.recipe("first", [20.0, 60.0], policies=[0, 1])
+    project.promote()
+    project.evaluate(0, 40.0, policy=2)  # evaluated again, as after a change of code
+    project.evaluate(1, 10.0, policy=2)  # the champion's own seed: the champion's scores hold
+    project.recipe("second", [80.0], policies=[3])
+    decision = project.promote()
+    assert decision.difference is not None and decision.difference.mean == pytest.approx(80 - (40 + 60) / 2)
+
+
+def test_seeds_of_one_recipe_compete_over_their_own_episodes(project: Project) -> None:
+    project.recipe("first", [[40.0, 50.0, 60.0, 50.0]], policies=[0])
+    project.promote()
+    project.recipe("first", [[40.0, 50.0, 60.0, 50.0], [45.0, 55.0, 65.0, 51.0]], policies=[0, 1])
+    refused = project.promote()
+    assert refused.outcome == "refused" and "holds 0" in refused.reason
+    project.evaluate(1, [80.0, 90.0, 100.0, 90.0], policy=2)
+    decision = project.promote()
+    assert decision.outcome == "promoted" and project.tags(decision.version)["seed"] == "1"
+    assert "90 (1 seed x 4 episodes) against 50 (1 seed x 4 episodes)" in decision.reason
+
+
+@pytest.mark.parametrize("key", PROTOCOL)
 def test_another_protocol_is_refused(project: Project, key: str) -> None:
-    project.evaluate(0, 50.0, policy=0, **{key: "other"})
+    other: Any = 3 if key == "episodes" else "other"
+    project.recipe("first", [[50.0, 50.0, 50.0] if key == "episodes" else 50.0], policies=[0], **{key: other})
     project.promote()
-    project.evaluate(0, 99.0, policy=1)
-    outcome, version = project.promote()
-    assert outcome == "refused" and key in project.tags(version)["promotion_reason"]
-    assert project.aliases()["champion"] != version
+    project.recipe("second", [99.0], policies=[1])
+    decision = project.promote()
+    assert decision.outcome == "refused" and f"under another {key}" in decision.reason and "MLflow's page" in decision.reason
+    assert project.aliases()["champion"] == "1"
 
 
-def test_seeds_of_different_protocols_do_not_compare(project: Project) -> None:
-    project.evaluate(0, 50.0, policy=0)
-    project.evaluate(1, 60.0, policy=1, episodes=20)
-    with pytest.raises(ValueError, match=r"-0\.json and .*-1\.json differ in episodes.*dvc repro"):
-        project.promote()
+def test_seeds_of_different_recipes_or_protocols_do_not_compare(project: Project) -> None:
+    project.recipe("first", [50.0, 60.0], policies=[0, 1])
+    for key in ("recipe", "environment_seed"):
+        project.evaluate(1, 60.0, policy=1, **{key: "other"})
+        with pytest.raises(ValueError, match=rf"-0\.json and .*-1\.json differ in {key}.*dvc repro"):
+            project.promote()
+    assert project.aliases() == {}
 
 
-def test_scores_that_are_not_finite_never_win(project: Project) -> None:
-    project.evaluate(0, math.nan, policy=0)
-    with pytest.raises(ValueError, match="finite"):
+def test_every_seed_of_params_yaml_must_be_evaluated(project: Project) -> None:
+    project.recipe("first", [50.0, 60.0], policies=[0, 1])
+    Path(f"data/metrics/evaluate/{project.dataset}-0.json").unlink()
+    with pytest.raises(ValueError, match=r"-0\.json does not exist, but promotion weighs all seeds of params.yaml.*dvc repro"):
         project.promote()
     assert project.aliases() == {}
-    project.evaluate(1, math.inf, policy=1)
-    project.evaluate(2, 1.0, policy=2)
-    outcome, version = project.promote()
-    assert outcome == "promoted" and project.tags(version)["seed"] == "2"
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_scores_that_are_not_finite_are_refused(project: Project, score: float) -> None:
+    project.recipe("first", [[50.0, 50.0], [score, 99.0]], policies=[0, 1])
+    decision = project.promote()
+    assert (decision.outcome, decision.version) == ("refused", "2") and "not finite" in decision.reason
+    assert f"evaluate@{project.dataset}-1" in decision.reason and project.aliases() == {}
+    project.recipe("first", [50.0], policies=[2])
+    assert project.promote().outcome == "promoted"
+    project.client.set_model_version_tag(project.name, "3", "scores", json.dumps([score, 1.0]))
+    project.recipe("second", [60.0], policies=[3])
+    decision = project.promote()
+    assert decision.outcome == "refused" and "champion version 3 has scores that are not finite" in decision.reason
+
+
+def test_missing_evidence_is_refused(project: Project) -> None:
+    project.recipe("first", [50.0], policies=[0])
+    for key in ("scores", "recipe", "simulator"):
+        kept = project.tags("1")[key]
+        project.client.delete_model_version_tag(project.name, "1", key)
+        decision = project.promote()
+        assert decision.outcome == "refused" and f"version 1 has no {key} on record" in decision.reason
+        project.client.set_model_version_tag(project.name, "1", key, kept)
+    project.client.set_model_version_tag(project.name, "1", "scores", "[50.0]")
+    assert "scores of 1 episodes, not of 2" in project.promote().reason
 
 
 def test_without_reference_scores_the_return_decides(project: Project) -> None:
-    project.evaluate(0, None, policy=0, return_mean=10.0)
-    project.evaluate(1, None, policy=1, return_mean=-3.0)
-    assert project.promote() == ("promoted", "1")
-    # Once there are reference scores, the two kinds of numbers are not compared.
-    for seed in (0, 1):
-        project.evaluate(seed, 99.0, policy=2)
-    assert project.promote()[0] == "refused" and "score_metric" in project.tags("3")["promotion_reason"]
+    project.recipe("first", [10.0, -3.0], policies=[0, 1], score_metric="return")
+    assert project.promote().version == "1"
+    project.recipe("second", [1000.0, 1001.0], policies=[2, 3], score_metric="return")
+    assert "return 1000 (2 seeds x 2 episodes) against 3.5" in project.promote().reason
 
 
 def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, tiny_policy_folder: Path) -> None:
-    project.evaluate(0, 50.0, policy=0)
+    project.recipe("first", [50.0], policies=[0])
     project.promote()
     project.logged.append(log(project.client, tiny_policy_folder))
-    project.evaluate(1, 99.0, policy=-1)
+    project.recipe("second", [99.0], policies=[-1])
     _, uri = project.logged.pop()
     artifacts = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts/models" / uri.removeprefix("models:/")
     shutil.rmtree(artifacts / "artifacts/artifacts")
-    assert project.promote() == ("refused", "2")
-    assert project.aliases()["champion"] == "1" and "does not load" in project.tags("2")["promotion_reason"]
+    decision = project.promote()
+    assert (decision.outcome, decision.version) == ("refused", "2") and "version 2 does not load and act" in decision.reason
+    assert project.aliases()["champion"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not act on its example as it did"),
+        ({"example_actions": "[[0, 0, 0]]"}, "does not act on its example as it did"),
+        ({"latency_budget_ms": 1e-3}, "ms for a decision here, more than its budget of 0.001 ms"),
+    ],
+)
+def test_a_policy_that_acts_otherwise_or_too_slowly_is_refused(project: Project, tag: dict[str, Any], reason: str) -> None:
+    project.recipe("first", [50.0], policies=[0], **tag)
+    decision = project.promote()
+    assert decision.outcome == "refused" and reason in decision.reason and "champion" not in project.aliases()
+
+
+def test_a_policy_without_a_record_to_test_it_by_is_refused(project: Project) -> None:
+    project.recipe("first", [50.0], policies=[0])
+    project.client.delete_model_version_tag(project.name, "1", "latency_budget_ms")
+    assert "has no latency_budget_ms on record to test it by" in project.promote().reason
 
 
 def test_rollback_restores_one_champion_after_the_other(project: Project) -> None:
     with pytest.raises(ValueError, match="no champion to roll back"):
         rollback(project.dataset)
-    for seed in range(3):
-        project.evaluate(seed, 50.0 + seed, policy=seed)
+    for policy, recipe in enumerate(("first", "second", "third")):
+        project.recipe(recipe, [50.0 + 10 * policy], policies=[policy])
         project.promote()
     assert project.aliases()["champion"] == "3"
     decision = rollback(project.dataset)
-    assert decision.version == "2" and project.aliases()["champion"] == "2"
+    assert (decision.outcome, decision.version, decision.champion) == ("restored", "2", "3")
+    assert project.aliases()["champion"] == "2"
     assert project.tags("3")["promotion"] == "rolled back" and "version 2" in project.tags("3")["promotion_reason"]
     assert "from version 3" in project.tags("2")["promotion_reason"]
     # The next run of the pipeline does not undo it.
-    assert project.promote() == ("refused", "3")
+    assert project.promote().outcome == "refused"
     assert project.aliases()["champion"] == "2" and project.tags("3")["promotion"] == "rolled back"
     rollback(project.dataset)
     assert project.aliases()["champion"] == "1"
     with pytest.raises(ValueError, match="no earlier champion"):
         rollback(project.dataset)
+    outcomes = [(made["outcome"], made["version"], made["champion"]) for made in history(project.dataset)]
+    assert outcomes == [
+        ("promoted", "1", None),
+        ("promoted", "2", "1"),
+        ("promoted", "3", "2"),
+        ("restored", "2", "3"),
+        ("refused", "3", "2"),
+        ("restored", "1", "2"),
+    ]
+
+
+def test_a_rollback_to_a_version_that_fails_its_load_test_is_refused(project: Project) -> None:
+    for policy, recipe in enumerate(("first", "second")):
+        project.recipe(recipe, [50.0 + 10 * policy], policies=[policy])
+        project.promote()
+    project.client.set_model_version_tag(project.name, "1", "latency_budget_ms", "0.001")
+    with pytest.raises(ValueError, match=r"stays at version 2: version 1 takes .* budget"):
+        rollback(project.dataset)
+    assert project.aliases()["champion"] == "2" and history(project.dataset)[-1]["reason"].startswith("not restored: version 1")
+
+
+def test_the_audit_trail_says_who_decided_what_by_which_numbers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret-of-ada")
+    project.recipe("first", [50.0], policies=[0])
+    project.promote()
+    project.recipe("second", [[40.0, 64.0]], policies=[1])
+    decision = project.promote()
+    first, second = history(project.dataset)
+    assert (first["by"], first["outcome"], first["difference"]) == ("ada", "promoted", None)
+    assert (second["outcome"], second["version"], second["champion"]) == ("refused", "2", "1")
+    assert second["difference"] == {"mean": pytest.approx(2), "low": pytest.approx(-11), "high": pytest.approx(15)}
+    assert second["reason"] == decision.reason and second["git_commit"] == tracking.git_state()[0]
+    assert datetime.fromisoformat(first["time"]) <= datetime.fromisoformat(second["time"])
+    # It lives in the registry, where MLflow's page of the model shows it, and holds no secret.
+    stored = project.client.get_registered_model(project.name).tags
+    assert len(stored) == 2 and "secret" not in str(stored) and max(map(len, stored.values())) < 2000
+    result = CliRunner().invoke(app, ["promote", project.dataset, "--history"], catch_exceptions=False)
+    assert "ada" in result.stdout and "holds 0" in result.stdout and project.aliases()["champion"] == "1"
 
 
 def test_errors_say_what_to_do(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another dataset's evaluation, whose name starts with this one's, does not count.
-    other = Project(f"{project.dataset}-more", project.params, project.client, project.logged)
+    other = Project(f"{project.dataset}-more", project.params, project.client, project.logged, project.example_actions)
     other.evaluate(0, 50.0, policy=0)
     with pytest.raises(ValueError, match=r"-0\.json does not exist.*dvc repro"):
         project.promote()
+    metrics = Path(f"data/metrics/evaluate/{project.dataset}-0.json")
     for run_id in ("0" * 32, None):
-        project.evaluate(1, 50.0, policy=0, runs={"evaluate": run_id})
-        with pytest.raises(ValueError, match=f"dvc repro --force -s evaluate@{project.dataset}-1"):
+        metrics.write_text(json.dumps({"runs": {"evaluate": run_id}}))
+        with pytest.raises(ValueError, match=f"dvc repro --force -s evaluate@{project.dataset}-0"):
             project.promote()
     with pytest.raises(ValueError, match="did you mean 'hopper-other'"):
         promote("hopper-othr", project.params)
-    project.evaluate(1, 50.0, policy=0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    metrics.write_text(json.dumps({"runs": {"evaluate": "0" * 32}}))
     with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:1 failed .* check MLFLOW_TRACKING_URI"):
         project.promote()
 
 
 def test_models_lists_every_version(project: Project) -> None:
-    project.evaluate(0, 50.0, policy=0)
+    project.recipe("first", [50.0], policies=[0])
     project.promote()
-    project.evaluate(1, 49.0, policy=1)
-    first, second = (row for row in models() if row.name == project.name)
-    assert (first.version, first.aliases, first.score, first.seed) == ("1", ["challenger", "champion"], 50.0, "0")
-    assert (second.version, second.aliases, second.score, second.promotion_reason) == ("2", [], 49.0, "")
+    project.recipe("second", [49.0], policies=[1])
+    mlflow.register_model(project.logged[2][1], project.name, tags={"source": "recollected"})  # by hand, without evidence
+    first, second, third = (row for row in models() if row.name == project.name)
+    assert (first.version, first.aliases, str(first.score)) == ("1", ["challenger", "champion"], "50.0 ± 1.0")
+    assert (first.seed, first.latency_ms, first.source) == ("0", 3.4, "bundled, not D4RL's data")
+    assert (second.version, second.aliases, str(second.score), second.reason) == ("2", [], "49.0 ± 1.0", "")
+    assert (third.score, third.latency_ms, third.source) == (None, None, "recollected, not D4RL's data")
+    text = CliRunner().invoke(app, ["models"], catch_exceptions=False).stdout
+    assert "50.0 ± 1.0" in text and "is the first" in text and "3 ms" in text

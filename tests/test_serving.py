@@ -183,7 +183,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         with pytest.raises(ValueError, match=r"tap-tiny has no champion at .*: run `tap promote tiny` first"):
             serve("tap-tiny", "champion", "127.0.0.1", 1, uri)
         registry.set_alias(found, "champion")
-        example = registry.act_once(found)
+        example = registry.load_test(found).actions
     (logged,) = (folder / "mlartifacts" / "models").glob("*/artifacts")
     assert (logged / "code/tap/planner.py").exists()  # the code travels with the weights
     assert "torch==2.13.0\n" in (logged / "requirements.txt").read_text()

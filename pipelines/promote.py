@@ -33,6 +33,7 @@ from tap.model_card import with_promotion
 from tap.registry import PREFIX, Registry, Version, model_name, open_registry
 from tap.results import SOURCES, Estimate, mean_and_standard_error
 from tap.settings import Runtime, load_params, read_params_file
+from tap.store import public
 
 EVALUATIONS = Path("data/metrics/evaluate")
 CHAMPION, CHALLENGER = "champion", "challenger"

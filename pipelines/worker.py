@@ -8,11 +8,12 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 
 from pipelines import gpus, process
@@ -35,14 +36,15 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
     folder = folder.resolve()
     set_up(folder, git or _origin(), remote or require_remote())
     with get_client(sync_client=True) as client:
-        try:
-            client.read_work_pool(pool)
-        except ObjectNotFound:
-            client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+        for name in POOLS:  # `prefect deploy` wants to find them all
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     environment = gpus.offer(visible_gpus(), runs_per_gpu) if pool == "gpu" else {}
     environment |= {CLONE: str(folder), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "DO_NOT_TRACK": "1"}
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    subprocess.run([*prefect, "deploy", "--all"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    deploy = subprocess.run([*prefect, "deploy", "--all"], cwd=folder, capture_output=True, text=True)
+    if deploy.returncode:
+        raise ValueError(f"`prefect deploy --all` failed in {folder}:\n{deploy.stdout}{deploy.stderr}")
     name = f"{socket.gethostname()}-{folder.name}"
     command = [*prefect, "worker", "start", "--type", "process", "--pool", pool, "--limit", "1", "--name", name]
     with process.running(command, environment, cwd=folder) as worker:

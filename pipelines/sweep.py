@@ -191,6 +191,7 @@ def sweep(
                 f"{TRAIN_EVALUATE}/train-evaluate-{pool}",
                 parameters={"dataset": dataset, "seed": seed, "gpus": gpus, "parent_run": tracked.id},
                 job_variables={"env": {COMMIT: commit}},
+                flow_run_name=f"{dataset}-{seed}",
                 tags=[TAG, commit],
                 timeout=0,
             )

@@ -22,6 +22,7 @@ CLONE, COMMIT = "TAP_CLONE", "TAP_COMMIT"
 POOLS = ("gpu", "cpu", "control")
 DVC_REMOTE = "team"
 HEARTBEAT = 30  # seconds, the least that Prefect takes; by its absence `tap reap` knows a lost worker
+POLL = 5  # seconds between two looks for work
 
 
 def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per_gpu: int) -> int:
@@ -40,7 +41,8 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     environment = gpus.offer(visible_gpus(), runs_per_gpu) if pool == "gpu" else {}
-    environment |= {CLONE: str(folder), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "DO_NOT_TRACK": "1"}
+    environment |= {CLONE: str(folder), "DO_NOT_TRACK": "1"}
+    environment |= {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "PREFECT_WORKER_QUERY_SECONDS": str(POLL)}
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     deploy = subprocess.run([*prefect, "deploy", "--all"], cwd=folder, capture_output=True, text=True)
     if deploy.returncode:

@@ -171,7 +171,7 @@ def run(folder: Path, *command: str, check: bool = True, **environment: str) -> 
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
     }
     result = subprocess.run(
-        command, cwd=folder, env=os.environ | settings | environment, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=os.environ | settings | environment, capture_output=True, text=True, timeout=600
     )
     assert not check or result.returncode == 0, result.stdout + result.stderr
     return result

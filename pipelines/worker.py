@@ -73,7 +73,8 @@ def visible_gpus() -> list[str]:
 
 
 def set_up(folder: Path, git: str, remote: str) -> None:
-    """Clone `git` into `folder` unless it is there, and make `remote` its DVC remote."""
+    """Clone `git`, a folder or an address, into `folder` unless it is there, and make `remote` its DVC remote."""
+    git = str(Path(git).resolve()) if Path(git).exists() else git
     if not (folder / ".git").exists():
         _git("clone", "--quiet", git, str(folder))
     _git("-C", str(folder), "remote", "set-url", "origin", git)

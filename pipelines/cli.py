@@ -52,6 +52,7 @@ app = App(
     tap ui                         # MLflow's and Prefect's pages
     tap worker cpu                 # on each machine of a team
     tap sweep                      # what `tap run` does, by the workers
+    tap reap                       # give a lost worker's runs to another
     ```
     """,
 )
@@ -249,7 +250,9 @@ def reap(
     Example: `tap reap --after 300`
     """
     from pipelines import reap as reaping
+    from pipelines.worker import require_server
 
+    require_server()
     lines = reaping.reap.fn(after)
     print("\n".join(lines) if lines else "no run is lost")
 

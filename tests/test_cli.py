@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 
-COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui")
+COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui", "worker", "sweep", "reap")
 
 
 def tap(*arguments: str) -> str:
@@ -45,6 +45,13 @@ def test_a_mistake_gets_one_message(params_yaml_with: Callable[..., Path], monke
         app(["run", "--dataset", "hooper"])
     with pytest.raises(SystemExit, match=r"^error: .*hopper-medium-replay-0.json does not exist"):
         app(["promote", "hopper-medium-replay"])
+
+
+def test_a_team_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    for command in (["sweep"], ["worker", "cpu"], ["reap"]):
+        with pytest.raises(SystemExit, match=r"^error: no Prefect server is named: start one .* and set PREFECT_API_URL"):
+            app(command)
 
 
 def test_datasets_come_with_their_facts() -> None:

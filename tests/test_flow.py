@@ -151,3 +151,10 @@ def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
     assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
     output = other[0].communicate(timeout=10)[0].decode().splitlines()
     assert output == ["another run is at work in this folder: waiting for it to end False", "second False"]
+
+
+def test_a_command_sees_the_variables_that_it_is_given(tmp_path: Path) -> None:
+    lines: list[str] = []
+    command = ["sh", "-c", "echo gpus $CUDA_VISIBLE_DEVICES"]
+    process.run(command, lambda line, _: lines.append(line), tmp_path / "lock", {"CUDA_VISIBLE_DEVICES": "0,3"})
+    assert lines == ["gpus 0,3"]

@@ -6,12 +6,14 @@ they do, gives the runs of lost workers back (`pipelines.reap`), and at the end 
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 from uuid import UUID
 
+from httpx import TransportError
 from prefect import flow, get_client, get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient
@@ -36,13 +38,13 @@ from pipelines import gpus as slots
 from pipelines.flow import METRICS, conclude, run_stage
 from pipelines.reap import AFTER, TRAIN_EVALUATE, reap_lost_runs
 from pipelines.repro import PARAMS, Instance, dvc, instances, terminal_or_log
-from pipelines.worker import COMMIT, require_remote, require_server, use_remote
+from pipelines.worker import COMMIT, require_remote, require_server, require_workers, use_remote
 from tap import tracking
 from tap.files import read_json
 from tap.results import Row, load_results, table_rows
 from tap.settings import Runtime, load_params
 
-POLL = 5  # seconds
+POLL, PATIENCE = 5, 30  # seconds between two looks at Prefect's server, and where it is away
 CANCEL_WAIT = 60  # seconds for workers to end what a cancelled sweep has started
 TAG = "tap-sweep"
 Pool = Literal["cpu", "gpu"]
@@ -85,6 +87,8 @@ def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | Non
                     _label(flow_run, {"score": _score(row)})
     except StageFailed as error:
         return Failed(message=str(error))
+    with suppress(ValueError):  # it is still away
+        list(tracking.sync(here))  # what MLflow has missed of earlier runs in this clone
     return Completed(message=summary)
 
 
@@ -184,20 +188,20 @@ def sweep(
     tracked_run = tracking.start_run("sweep", name=f"sweep {name}", params=params, tags={}, runtime=Runtime())
     with get_client(sync_client=True) as client, tracked_run as tracked:
         under_way = _under_way(client, commit)
-        combinations = []
-        for dataset, seed in [(i.dataset, i.seed) for i in chosen if i.stage == "evaluate"]:
-            assert dataset is not None and seed is not None
-            run = under_way.get((dataset, seed)) or run_deployment(
-                f"{TRAIN_EVALUATE}/train-evaluate-{pool}",
-                parameters={"dataset": dataset, "seed": seed, "gpus": gpus, "parent_run": tracked.id},
-                job_variables={"env": {COMMIT: commit}},
-                flow_run_name=f"{dataset}-{seed}",
-                tags=[TAG, commit],
-                timeout=0,
-            )
-            assert isinstance(run, FlowRun)  # and no coroutine, as in an async flow
-            combinations.append(Combination(dataset, seed, run))
+        combinations: list[Combination] = []
         try:
+            for dataset, seed in [(i.dataset, i.seed) for i in chosen if i.stage == "evaluate"]:
+                assert dataset is not None and seed is not None
+                run = under_way.get((dataset, seed)) or run_deployment(
+                    f"{TRAIN_EVALUATE}/train-evaluate-{pool}",
+                    parameters={"dataset": dataset, "seed": seed, "gpus": gpus, "parent_run": tracked.id},
+                    job_variables={"env": {COMMIT: commit}},
+                    flow_run_name=f"{dataset}-{seed}",
+                    tags=[TAG, commit],
+                    timeout=0,
+                )
+                assert isinstance(run, FlowRun)  # and no coroutine, as in an async flow
+                combinations.append(Combination(dataset, seed, run))
             combinations = _wait(client, combinations, key=f"sweep-{name}")
         except BaseException:  # cancelled: by Ctrl-C, in Prefect's page, with its worker
             _cancel(client, combinations)
@@ -250,9 +254,14 @@ def _wait(client: SyncPrefectClient, combinations: Sequence[Combination], key: s
     log = get_run_logger().info
     shown: list[dict[str, str]] = [{} for _ in combinations]
     while True:
-        for line in reap_lost_runs(client, AFTER):
-            log(line)
-        combinations = _refreshed(client, combinations)
+        try:
+            for line in reap_lost_runs(client, AFTER):
+                log(line)
+            combinations = _refreshed(client, combinations)
+        except TransportError as error:
+            log(f"Prefect's server does not answer ({error}): asking again in {PATIENCE} seconds")
+            time.sleep(PATIENCE)
+            continue
         rows = [each.row() for each in combinations]
         if rows != shown:
             create_table_artifact(rows, key=key, description=f"{sum(each.done for each in combinations)} of {len(rows)} done")
@@ -296,6 +305,11 @@ def run(
     require_server()
     if remote:
         use_remote(Path(), remote)
+    # The flow would tell of mistakes as well, but with a traceback.
+    require_remote()
+    instances(datasets, seeds)
+    _commit()
+    require_workers(f"{TRAIN_EVALUATE}/train-evaluate-{pool}", pool)
     state = sweep(datasets, seeds, pool, gpus, promote, return_state=True)
     if not state.is_completed():
         raise ValueError(state.message)

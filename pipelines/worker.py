@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from pipelines import gpus, process
@@ -59,6 +59,15 @@ def require_server() -> None:
         raise ValueError(
             "no Prefect server is named: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api here"
         )
+
+
+def require_workers(deployment: str, pool: str) -> None:
+    """Raises ValueError where Prefect's server does not know a deployment, as no worker has ever been started."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_deployment_by_name(deployment)
+        except ObjectNotFound:
+            raise ValueError(f"Prefect's server knows no {deployment}: start a worker first, `tap worker {pool}`") from None
 
 
 def visible_gpus() -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tap import tracking
+from tap.settings import Runtime
 
 TAGS = {"dataset": "hopper-medium-replay", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
 
@@ -55,7 +56,9 @@ def postgres() -> Iterator[str]:
 
 def test_runs_are_kept_in_postgres(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with tracking.start_run("train_prior", name="prior", params={"a": {"b": 1}}, tags=TAGS, tracking_uri=postgres) as run:
+    with tracking.start_run(
+        "train_prior", name="prior", params={"a": {"b": 1}}, tags=TAGS, runtime=Runtime(tracking_uri=postgres)
+    ) as run:
         run.log_metrics(1, {"loss": 0.5})
         run.log_metrics(2, {"loss": 0.25})
     client = MlflowClient(postgres)

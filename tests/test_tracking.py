@@ -234,7 +234,7 @@ def assert_used_once(uri: str, key: str) -> None:
     with open_registry(uri) as registry:
         version = registry.version_of_run(f"tap-{key}", key)
         assert version is not None and version.version == "1" and version.tags == {"score": "1.5", "run_key": key}
-        assert registry.act_once(version).shape == (1, 3)
+        assert registry.load_test(version).actions.shape == (1, 3)
     (only,) = client.search_model_versions(f"name = 'tap-{key}'")
     assert only.description == "# A policy" and only.run_id == found.info.run_id
 

@@ -4,6 +4,7 @@
 they do, gives the runs of lost workers back (`pipelines.reap`), and at the end restores all results here, by the DVC remote.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from httpx import TransportError
 from prefect import flow, get_client, get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -162,7 +164,7 @@ class Combination:
             "score": str(self.run.labels.get("score", "")),
             "run": f"[{self.run.name}]({page}/runs/flow-run/{self.run.id})",
             "MLflow": f"[metrics]({tracked})" if tracked else "",
-            "message": self.message if self.ended else "",
+            "message": self.message if self.ended and not self.done else "",
         }
 
 
@@ -251,26 +253,31 @@ def _under_way(client: SyncPrefectClient, commit: str) -> dict[tuple[str, int], 
 
 def _wait(client: SyncPrefectClient, combinations: Sequence[Combination], key: str) -> list[Combination]:
     """Until all have ended: reap lost runs, and show in the log and in the artifact `key` what has changed."""
-    log = get_run_logger().info
-    shown: list[dict[str, str]] = [{} for _ in combinations]
+    log, table, shown = get_run_logger().info, None, [dict[str, str]()] * len(combinations)
     while True:
         try:
             for line in reap_lost_runs(client, AFTER):
                 log(line)
             combinations = _refreshed(client, combinations)
+            rows = [each.row() for each in combinations]
+            done = f"{sum(each.done for each in combinations)} of {len(rows)} done"
+            if table is None:
+                table = create_table_artifact(rows, key=key, description=done)
+                log(f"A table of all runs is at {PREFECT_UI_URL.value()}/artifacts/artifact/{table}")
+                assert isinstance(table, UUID)  # and no coroutine, as in an async flow
+            elif rows != shown:
+                client.update_artifact(table, ArtifactUpdate(data=json.dumps(rows), description=done))
         except TransportError as error:
             log(f"Prefect's server does not answer ({error}): asking again in {PATIENCE} seconds")
             time.sleep(PATIENCE)
             continue
-        rows = [each.row() for each in combinations]
-        if rows != shown:
-            create_table_artifact(rows, key=key, description=f"{sum(each.done for each in combinations)} of {len(rows)} done")
         for each, row, before in zip(combinations, rows, shown, strict=True):
             if row != before:
-                log(f"{each.dataset}-{each.seed}: {' '.join(filter(None, (each.status, row['stage'], row['message'])))}")
+                told = (each.status, row["stage"], each.message if each.ended else "")
+                log(f"{each.dataset}-{each.seed}: {' '.join(filter(None, told))}")
         shown = rows
         if all(each.ended for each in combinations):
-            return combinations
+            return list(combinations)
         time.sleep(POLL)
 
 

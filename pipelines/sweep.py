@@ -223,7 +223,7 @@ def sweep(
     return Completed(message=f"{len(combinations)} done")
 
 
-@task
+@task(task_run_name="restore")
 def restore(chosen: Sequence[Instance]) -> State[Any]:
     """Bring what workers have done into this clone; only the report is made anew."""
     if dvc("repro", "--pull", *map(str, chosen), show=terminal_or_log(get_run_logger().info)):
@@ -262,9 +262,10 @@ def _wait(client: SyncPrefectClient, combinations: Sequence[Combination], key: s
             rows = [each.row() for each in combinations]
             done = f"{sum(each.done for each in combinations)} of {len(rows)} done"
             if table is None:
-                table = create_table_artifact(rows, key=key, description=done)
+                created = create_table_artifact(rows, key=key, description=done)
+                assert isinstance(created, UUID)  # and no coroutine, as in an async flow
+                table = created
                 log(f"A table of all runs is at {PREFECT_UI_URL.value()}/artifacts/artifact/{table}")
-                assert isinstance(table, UUID)  # and no coroutine, as in an async flow
             elif rows != shown:
                 client.update_artifact(table, ArtifactUpdate(data=json.dumps(rows), description=done))
         except TransportError as error:

@@ -40,7 +40,7 @@ from pipelines import gpus as slots
 from pipelines.flow import METRICS, conclude, run_stage
 from pipelines.reap import AFTER, TRAIN_EVALUATE, reap_lost_runs
 from pipelines.repro import PARAMS, Instance, dvc, instances, terminal_or_log
-from pipelines.worker import COMMIT, require_remote, require_server, require_workers, use_remote
+from pipelines.worker import COMMIT, end_with_worker, require_remote, require_server, require_workers, use_remote
 from tap import tracking
 from tap.files import read_json
 from tap.results import Row, load_results, table_rows
@@ -63,6 +63,7 @@ def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | Non
 
     Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the run in MLflow that its own belongs to.
     """
+    end_with_worker()
     flow_run, params = str(runtime.flow_run.id), load_params(PARAMS, dataset)
     here = Runtime().model_copy(update={"parent_run": parent_run, "flow_run": flow_run})
     tracked_run = tracking.start_run(
@@ -180,6 +181,7 @@ def sweep(
 
     A combination that an earlier sweep of this commit has under way is taken over; one that is done is restored.
     """
+    end_with_worker()
     require_remote()
     commit, chosen = _commit(), instances(datasets, seeds)
     for instance in chosen:  # from here, since a file of one's own may lie here only

@@ -5,9 +5,12 @@ a time, since two `dvc repro` cannot share a clone; a machine with four GPUs get
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,6 +136,20 @@ def enter_clone() -> dict[str, str]:
         origin = _git("-C", folder, "remote", "get-url", "origin")
         raise ValueError(f"{origin} has no commit {commit}: push it there, or restart the worker with another --git") from error
     return {"directory": folder}
+
+
+def end_with_worker() -> None:
+    """Where a worker runs this process, kill it once the worker is gone: its run is then one to reap, and not one to lose."""
+    if CLONE not in os.environ:
+        return
+    worker = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == worker:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _git(*arguments: str) -> str:

@@ -1,12 +1,15 @@
 """A worker's clone: which commit it holds, and that results come and go by the DVC remote, in a folder or on S3."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
+import psutil
 import pytest
-from conftest import IDENTITY
+from conftest import IDENTITY, ROOT
 from moto.server import ThreadedMotoServer
 from stub_project import make_stub_project, ran
 
@@ -111,3 +114,16 @@ def test_what_one_clone_has_computed_is_restored_in_another(
     assert ran(clones[1]) == []
     for path in ("data/prior/a-0", "data/metrics/evaluate/a-0.json"):
         assert (clones[1] / path).read_bytes() == (clones[0] / path).read_bytes()
+
+
+def test_what_a_worker_runs_ends_with_it() -> None:
+    run = "import time\nfrom pipelines.worker import end_with_worker\nend_with_worker()\nprint('ready', flush=True)\ntime.sleep(60)"
+    start = f"import subprocess, sys, time\nprint(subprocess.Popen([sys.executable, '-c', {run!r}]).pid, flush=True)\ntime.sleep(60)"
+    environment = os.environ | {"TAP_CLONE": "anywhere"}
+    command = [sys.executable, "-c", start]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+        child.wait(timeout=20)

@@ -117,13 +117,14 @@ def test_what_one_clone_has_computed_is_restored_in_another(
 
 
 def test_what_a_worker_runs_ends_with_it() -> None:
-    run = "import time\nfrom pipelines.worker import end_with_worker\nend_with_worker()\nprint('ready', flush=True)\ntime.sleep(60)"
-    start = f"import subprocess, sys, time\nprint(subprocess.Popen([sys.executable, '-c', {run!r}]).pid, flush=True)\ntime.sleep(60)"
+    wait = "print('ready', flush=True)\nimport time\ntime.sleep(60)"
+    run = f"from pipelines.worker import end_with_worker\nend_with_worker()\n{wait}"
+    start = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {run!r}]).pid, flush=True)\n{wait}"
     environment = os.environ | {"TAP_CLONE": "anywhere"}
     command = [sys.executable, "-c", start]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         child = psutil.Process(int(parent.stdout.readline()))
-        assert parent.stdout.readline() == "ready\n"
+        assert [parent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         parent.kill()
         child.wait(timeout=20)

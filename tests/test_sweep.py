@@ -31,7 +31,7 @@ STAGES = ("train_vqvae", "train_prior", "evaluate")
 def slow_tree() -> dict[str, Any]:
     """As tiny_tree, but the first training takes long enough to be caught in the middle."""
     tree = tiny_tree()
-    tree["train_vqvae"]["fit"] |= {"updates": 400, "checkpoint_every": 50}
+    tree["train_vqvae"]["fit"] |= {"updates": 200, "checkpoint_every": 25}
     return tree
 
 

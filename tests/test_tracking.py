@@ -496,4 +496,4 @@ def test_runs_of_a_lost_machine_are_ended(store: str, nowhere: str, monkeypatch:
 
 def test_mlflow_is_told_not_to_wait_for_minutes() -> None:
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"

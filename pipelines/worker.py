@@ -52,6 +52,9 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
         raise ValueError(f"`prefect deploy --all` failed in {folder}:\n{deploy.stdout}{deploy.stderr}")
     name = f"{socket.gethostname()}-{folder.name}"
     command = [*prefect, "worker", "start", "--type", "process", "--pool", pool, "--limit", "1", "--name", name]
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # the first process of a container has no default
     with process.running(command, environment, cwd=folder) as worker:
         return worker.wait()
 

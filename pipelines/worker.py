@@ -52,9 +52,8 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
         raise ValueError(f"`prefect deploy --all` failed in {folder}:\n{deploy.stdout}{deploy.stderr}")
     name = f"{socket.gethostname()}-{folder.name}"
     command = [*prefect, "worker", "start", "--type", "process", "--pool", pool, "--limit", "1", "--name", name]
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # the first process of a container has no default
+    # The first process of a container is deaf to SIGTERM unless it says what to do.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with process.running(command, environment, cwd=folder) as worker:
         return worker.wait()
 

@@ -78,7 +78,10 @@ class Team:
     @contextmanager
     def sweep(self) -> Iterator[subprocess.Popen[str]]:
         """`tap sweep` in the launcher's folder."""
-        command = [sys.executable, "-m", "pipelines.cli", "sweep"]
+        # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        code += "; from pipelines.cli import app; app(['sweep'])"
+        command = [sys.executable, "-c", code]
         with subprocess.Popen(
             command, cwd=self.launcher, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -87,9 +90,14 @@ class Team:
             finally:
                 process.kill()
 
-    def worker(self, name: str) -> Any:
-        clone = str(self.folder / name)
-        return self.process("pipelines.cli", "worker", "cpu", "--clone", clone, "--git", str(self.launcher))
+    @contextmanager
+    def worker(self, name: str) -> Iterator[psutil.Process]:
+        """`tap worker cpu`, once it waits for work."""
+        clone, started = str(self.folder / name), f"-{name}' started!"
+        before = (self.folder / "log.txt").read_text(errors="replace").count(started)
+        with self.process("pipelines.cli", "worker", "cpu", "--clone", clone, "--git", str(self.launcher)) as process:
+            wait_until(lambda: (self.folder / "log.txt").read_text(errors="replace").count(started) > before, 120)
+            yield process
 
     def left(self) -> list[str]:
         """Command lines of all processes that work in this folder."""

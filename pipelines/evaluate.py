@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlflow.pyfunc.model import PythonModelContext
 
 from pipelines.stage import main
 from pipelines.train import instance_key, output_folder
@@ -23,7 +22,7 @@ from tap.files import read_json, write_json
 from tap.model_card import model_card
 from tap.policy import Policy
 from tap.registry import log_policy, model_name
-from tap.serving import ServedPolicy
+from tap.serving import row_generators
 from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.training import choose_device
 
@@ -144,10 +143,9 @@ def register(
     """Log the policy as a model and make it a version of its family, with its card and the evidence that promotion weighs."""
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
-        context = PythonModelContext({"policy": f"{folder}/policy"}, model_config={})  # type: ignore[no-untyped-call]
-        served = ServedPolicy()
-        served.load_context(context)
-        example_actions = served.predict(context, example_observations)  # on a CPU, as for whoever loads the version
+        # On a CPU, as in the load test: a GPU rounds otherwise, and may choose another plan.
+        on_cpu = Policy.load(Path(folder) / "policy", "cpu")
+        example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
         log_policy(run, Path(folder) / "policy", example_observations)
     name, git_dirty = model_name(metrics["dataset"]), tracking.git_state()[1]
     keys = ("dataset", "source", "scale", "seed", "environment", "simulator", "episodes", "environment_seed", "protocol")
@@ -162,7 +160,7 @@ def register(
         "returns": json.dumps(metrics["returns"]),
         "latency_ms": metrics["latency_ms"]["median"],
         "latency_budget_ms": latency_budget_ms,
-        "example_actions": json.dumps(np.asarray(example_actions).tolist()),
+        "example_actions": json.dumps(example_actions.tolist()),
     }
     card = model_card(name, metrics, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
     run.register(name, tags, card)

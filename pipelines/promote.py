@@ -178,11 +178,12 @@ def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -
         if not path.exists():
             raise ValueError(f"{path} does not exist, but promotion weighs all seeds of {params_path.name}: run `dvc repro`")
         run_id = read_json(path)["runs"]["evaluate"]
-        version = registry.version_of_run(name, run_id) if run_id else None
+        version = registry.version_of_run(name, run_id)
         if version is None:
-            uri = public(Runtime().tracking_uri)
-            lack = f"run {run_id} has no version of {name} at {uri}" if run_id else "its run is not tracked"
-            raise ValueError(f"{path}: {lack}: run `dvc repro --force -s evaluate@{path.stem}`")
+            raise ValueError(
+                f"{path}: run {run_id} has no version of {name} at {public(Runtime().tracking_uri)}: run `tap sync`, where it "
+                f"was evaluated, if MLflow was away; else `dvc repro --force -s evaluate@{path.stem}`"
+            )
         found[path] = version
     return found
 

@@ -54,6 +54,7 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) 
             python_model=str(code / "serving.py"),
             artifacts={"policy": str(policy_folder)},
             code_paths=[str(code)],
+            model_config={"device": None},  # so that whoever loads the model may name one
             signature=signature,
             input_example=example_observations.astype(np.float64),
             pip_requirements=_requirements(),
@@ -117,8 +118,8 @@ class Registry:
         self._client.update_model_version(version.name, version.version, description)
 
     def load_test(self, version: Version) -> Trial:
-        """Load a version as a server does, and let it act on its input example. Raises whatever loading and acting raise."""
-        model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}")
+        """Load a version as a server does, on a CPU, and let it act on its example. Raises whatever that raises."""
+        model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}", model_config={"device": "cpu"})
         example = np.asarray(model.input_example)
         actions, seconds = np.asarray(model.predict(example)), []
         for _ in range(TIMED_DECISIONS):

@@ -77,12 +77,19 @@ class SharedPolicy:
             request.plan.set_result(Plan(**{name: array[rows] for name, array in vars(plan).items()}))
 
 
+def row_generators(seed: int, rows: int) -> list[torch.Generator]:
+    """The generators that the rows of a request with that seed plan with; any integer is a seed."""
+    seeds = [np.random.SeedSequence([seed % 2**64, row]).generate_state(1, np.uint64)[0] for row in range(rows)]
+    return [torch.Generator().manual_seed(int(each)) for each in seeds]
+
+
 class ServedPolicy(PythonModel):
     """MLflow's interface to a Policy."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the policy that was logged with this file, onto the device that TAP_DEVICE names."""
-        self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(Runtime().device)))
+        """Load the policy that was logged with this file, onto the configured device, or else the one of TAP_DEVICE."""
+        device = (context.model_config or {}).get("device") or Runtime().device
+        self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(device)))
         self.shared = SharedPolicy(self.policy)
 
     def predict(
@@ -95,9 +102,7 @@ class ServedPolicy(PythonModel):
         params = {"seed": 0, "details": False} | (params or {})
         try:
             observations = np.asarray(model_input, dtype=np.float64)
-            entropy = params["seed"] % 2**64  # any integer is a seed
-            seeds = [np.random.SeedSequence([entropy, row]).generate_state(1, np.uint64)[0] for row in range(len(observations))]
-            plan = self.shared.plan(observations, [torch.Generator().manual_seed(int(seed)) for seed in seeds])
+            plan = self.shared.plan(observations, row_generators(params["seed"], len(observations)))
             if not np.isfinite(plan.actions).all():
                 raise ValueError("the model has no finite plan for these observations")
         except (TypeError, ValueError) as error:  # the caller's mistake: 400, where the server would answer 500

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 # A server that does not answer costs seconds; by MLflow's defaults it would cost minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # a busy one may take ten
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # a new store's first request makes its tables, which took over 5
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # lines and bars in the midst of a stage's own
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

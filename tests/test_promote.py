@@ -264,6 +264,12 @@ def test_without_reference_scores_the_return_decides(project: Project) -> None:
     assert "return 1000 (2 seeds x 2 episodes) against 3.5" in project.promote().reason
 
 
+def test_the_load_test_is_on_a_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAP_DEVICE", "cuda:99")  # on which nothing loads
+    project.recipe("first", [50.0], policies=[0])
+    assert project.promote().outcome == "promoted"
+
+
 def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, tiny_policy_folder: Path) -> None:
     project.recipe("first", [50.0], policies=[0])
     project.promote()

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -100,7 +100,10 @@ def test_what_one_clone_has_computed_is_restored_in_another(
     for clone in clones:
         worker.set_up(clone, str(origin), remote)
     lines: list[str] = []
-    show: Callable[[str, bool], None] = lambda line, _: lines.append(line)  # noqa: E731
+
+    def show(line: str, passing: bool) -> None:
+        lines.append(line)
+
     chain = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0"]
 
     monkeypatch.chdir(clones[0])

@@ -4,6 +4,4 @@ Each prints medians, ratios of things measured in turn in one process (a machine
 have random weights, which cost what trained ones do.
 """
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages run, see pipelines/__init__.py
+import pipelines  # noqa: F401, sets threads and memory up as for the stages

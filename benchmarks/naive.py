@@ -9,19 +9,18 @@ from tap.transformer import Block
 
 
 class NaiveBlock(Block):
-    def forward(
-        self, x_BTE: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        assert past is None
+    def forward(self, x_BTE: Tensor, past_2BHPQ: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert past_2BHPQ is None
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        qkv_3BHTQ = qkv.permute(2, 0, 3, 1, 4)
+        query, key, value = qkv_3BHTQ
         logits = query @ key.transpose(-2, -1) / (E // self.heads) ** 0.5
         logits = logits.masked_fill(torch.ones(T, T, dtype=torch.bool, device=x_BTE.device).triu(1), -torch.inf)
         weights = functional.dropout(logits.softmax(dim=-1), self.dropout, self.training)
         y_BTE = self.attention_out((weights @ value).transpose(1, 2).reshape(B, T, E))
         x_BTE = x_BTE + functional.dropout(y_BTE, self.dropout, self.training)
-        return x_BTE + self.mlp(x_BTE), (key, value)
+        return x_BTE + self.mlp(x_BTE), qkv_3BHTQ[1:]
 
 
 class NaiveCodebook(Codebook):

@@ -19,7 +19,7 @@ from torch import Tensor
 from tap.graphs import Graphed
 from tap.prior import Prior
 from tap.settings import Planner
-from tap.transformer import Cache, extend
+from tap.transformer import extend
 from tap.vqvae import VQVAE, Decoded
 from tap.windows import Normalizer
 
@@ -168,8 +168,8 @@ class Search:
         steps = Decoded(state_NO.new_empty(N, 0, self.vqvae.layout.transition_dim), state_NO.new_empty(N, 0))
         log_probability_R = state_NO.new_zeros(N)
         last_R1 = torch.full((N, 1), self.prior.start, device=state_NO.device)
-        prior_past: Cache | None = None
-        decoder_past: Cache | None = None
+        prior_past: Tensor | None = None
+        decoder_past: Tensor | None = None
         for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
             # 1, 3: expand. A kept plan is one row for the prior, however many codes are drawn after it.
             samples = self.samples[depth]
@@ -202,7 +202,7 @@ class Search:
         N = len(state_NO)
         state_RO, log_probability_R = state_NO, state_NO.new_zeros(N)
         codes_RM = torch.full((N, 1), self.prior.start, device=state_NO.device)
-        past: Cache | None = None
+        past: Tensor | None = None
         for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
             log_probs_R1K, new = self.prior(codes_RM[:, -1:], state_RO, past)
             drawn_RS = self.draw(log_probs_R1K[:, 0], noise_of_depth, self.samples[depth])

@@ -12,7 +12,7 @@ from torch.nn import functional
 from tap.artifacts import load_weights, read_description, save_model
 from tap.distributed import all_reduce_sum
 from tap.settings import TrainPrior, TrainVqvae
-from tap.transformer import Cache, Transformer, initialize
+from tap.transformer import Transformer, initialize
 
 
 class Prior(nn.Module):
@@ -31,14 +31,15 @@ class Prior(nn.Module):
         for module in (self.embed_code, self.join, self.to_logits):
             initialize(module)
 
-    def forward(self, earlier_BM: Tensor, observation_BO: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
+    def forward(self, earlier_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Log probabilities (B, M, K) of the code that follows each of `earlier_BM`, the first of which is `start`.
 
-        With the cache of earlier positions, `earlier_BM` holds only the codes after them.
+        Also keys and values of these positions. With the `past` of earlier ones, `earlier_BM` holds only the codes after them.
         """
         state_BMO = observation_BO[:, None].expand(-1, earlier_BM.shape[1], -1)
-        x_BME, cache = self.transformer(self.join(torch.cat([state_BMO, self.embed_code(earlier_BM)], dim=-1)), cache)
-        return self.to_logits(self.norm(x_BME)).float().log_softmax(dim=-1), cache
+        tokens_BME = self.join(torch.cat([state_BMO, self.embed_code(earlier_BM)], dim=-1))
+        x_BME, keys_values = self.transformer(tokens_BME, past)
+        return self.to_logits(self.norm(x_BME)).float().log_softmax(dim=-1), keys_values
 
     def log_probabilities(self, codes_BM: Tensor, observation_BO: Tensor) -> Tensor:
         """ln p(z_m | z_<m, s_1) of each code of `codes_BM`: (B, M)."""

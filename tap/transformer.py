@@ -1,6 +1,7 @@
 """The causal Transformer that encoder, decoder and prior share, with its key-value cache.
 
-Shapes: B batch, T steps, E width, H heads, Q = E / H; R rows of the past with P steps, S = B / R continuations of each.
+Shapes: B batch, T steps, E width, N layers, H heads, Q = E / H; R rows of the past with P steps, S = B / R continuations of
+each. Keys and values lie together: (2, B, H, T, Q).
 """
 
 from functools import cache
@@ -11,19 +12,14 @@ from torch.nn import functional
 
 from tap.settings import Transformer as TransformerParams
 
-# Keys and values (R, H, P, Q) of each layer for the steps already seen.
-Cache = list[tuple[Tensor, Tensor]]
 
-
-def extend(past: Cache | None, new: Cache, rows: Tensor) -> Cache:
-    """The past of batch entries `rows` after the steps in `new`, a cache of that batch; entries may repeat."""
-    if past is None:
-        return [(keys[rows], values[rows]) for keys, values in new]
-    parents = rows // (len(new[0][0]) // len(past[0][0]))
-    return [
-        (torch.cat([past_keys[parents], keys[rows]], dim=2), torch.cat([past_values[parents], values[rows]], dim=2))
-        for (past_keys, past_values), (keys, values) in zip(past, new, strict=True)
-    ]
+def extend(past_N2RHPQ: Tensor | None, new: list[Tensor], rows: Tensor) -> Tensor:
+    """Keys and values of batch entries `rows` after the steps in `new`, each layer's (2, B, H, T, Q); entries may repeat."""
+    new_N2BHTQ = torch.stack([keys_values.index_select(1, rows) for keys_values in new])
+    if past_N2RHPQ is None:
+        return new_N2BHTQ
+    parents = rows // (new[0].shape[1] // past_N2RHPQ.shape[2])
+    return torch.cat([past_N2RHPQ.index_select(2, parents), new_N2BHTQ], dim=-2)
 
 
 class Block(nn.Module):
@@ -43,21 +39,19 @@ class Block(nn.Module):
             nn.Dropout(params.dropout),
         )
 
-    def forward(
-        self, x_BTE: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x_BTE: Tensor, past_2BHPQ: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, T, E) -> (B, T, E), and keys and values of these steps."""
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
-        query, new_key, new_value = qkv.permute(2, 0, 3, 1, 4)
-        key, value = new_key, new_value
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        qkv_3BHTQ = qkv.permute(2, 0, 3, 1, 4)
+        query, new_2BHTQ = qkv_3BHTQ[0], qkv_3BHTQ[1:]
+        key, value = new_2BHTQ if past_2BHPQ is None else torch.cat([past_2BHPQ, new_2BHTQ], dim=-2)
         y = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=past is None, dropout_p=self.dropout if self.training else 0.0
+            query, key, value, attn_mask=mask, is_causal=past_2BHPQ is None, dropout_p=self.dropout if self.training else 0.0
         )
         y_BTE = self.attention_out(y.transpose(1, 2).reshape(B, T, E))
         x_BTE = x_BTE + functional.dropout(y_BTE, self.dropout, self.training)
-        return x_BTE + self.mlp(x_BTE), (new_key, new_value)
+        return x_BTE + self.mlp(x_BTE), new_2BHTQ
 
 
 class Transformer(nn.Module):
@@ -73,39 +67,33 @@ class Transformer(nn.Module):
             if name.endswith(("attention_out.weight", "mlp.3.weight")):  # residual branches start small, as in GPT-2
                 nn.init.normal_(weight, std=0.02 / (2 * params.layers) ** 0.5)
 
-    def forward(self, x_BTE: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
-        """(B, T, E) -> (B, T, E), and the cache of these T steps.
+    def forward(self, x_BTE: Tensor, past_N2RHPQ: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """(B, T, E) -> (B, T, E), and each layer's keys and values (2, B, H, T, Q) of these T steps.
 
-        With `past`, x holds only the steps that follow it. Each of its R rows is the past of S = B / R rows of x, side by side;
+        With a past, x holds only the steps that follow it. Each of its R rows is the past of S = B / R rows of x, side by side;
         these attend to it together, so that it is read where it lies and not copied for each.
         """
         B, T, E = x_BTE.shape
         first, S, mask = 0, 1, None
-        if past:
-            first, S = past[0][0].shape[2], B // len(past[0][0])
+        if past_N2RHPQ is not None:
+            first, S = past_N2RHPQ.shape[-2], B // past_N2RHPQ.shape[2]
             mask = _continuations_mask(first, T, S, x_BTE.device)
         x_BTE = self.dropout(x_BTE + self.positions.weight[first : first + T])
         x_RSE, new = x_BTE.reshape(B // S, S * T, E), []
         for layer, block in enumerate(self.blocks):
-            x_RSE, keys_values = block(x_RSE, past[layer] if past else None, mask)
-            new.append(keys_values)
-        return x_RSE.view(B, T, E), [(_apart(keys, S), _apart(values, S)) for keys, values in new]
-
-
-def _apart(x_RHSQ: Tensor, continuations: int) -> Tensor:
-    """(R, H, S * T, Q) -> (B, H, T, Q), a view."""
-    R, H, steps, Q = x_RHSQ.shape
-    return x_RHSQ.view(R, H, continuations, steps // continuations, Q).transpose(1, 2).flatten(0, 1)
+            x_RSE, keys_values = block(x_RSE, None if past_N2RHPQ is None else past_N2RHPQ[layer], mask)
+            new.append(keys_values.unflatten(-2, (S, T)).transpose(2, 3).flatten(1, 2))
+        return x_RSE.view(B, T, E), new
 
 
 @cache
 def _continuations_mask(past: int, steps: int, continuations: int, device: torch.device) -> Tensor | None:
-    """Which of P + S * T steps each of S * T new ones sees: all of the past, and its own continuation up to itself."""
+    """What attention's logits (S * T, P + S * T) need: a step sees all of the past, and its own continuation up to itself."""
     if steps * continuations == 1:
         return None
     step = torch.arange(continuations * steps, device=device)
     own = (step[:, None] // steps == step // steps) & (step[:, None] >= step)
-    return functional.pad(own, (past, 0), value=True)
+    return functional.pad(torch.where(own, 0.0, -torch.inf), (past, 0))
 
 
 def initialize(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from tap.bottleneck import Attention, PoolAndTile
 from tap.codebook import Codebook, count
 from tap.distributed import all_reduce_sum
 from tap.settings import TrainVqvae
-from tap.transformer import Cache, Transformer, initialize
+from tap.transformer import Transformer, initialize
 from tap.windows import Layout, Normalizer
 
 
@@ -68,25 +68,25 @@ class VQVAE(nn.Module):
         """The codes (B, M) of windows (B, T, F)."""
         return self.codebook.assign(self.features(tokens_BTF))
 
-    def decode(self, codes_BM: Tensor, observation_BO: Tensor, cache: Cache | None = None) -> tuple[Decoded, Cache]:
-        """The M * L steps that `codes_BM` mean from the normalised state `observation_BO`.
+    def decode(self, codes_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Decoded, list[Tensor]]:
+        """The M * L steps that `codes_BM` mean from the normalised state `observation_BO`, and their keys and values.
 
-        With the cache of earlier codes, `codes_BM` are those that follow, and only their steps are computed; a bottleneck of
+        With the `past` of earlier codes, `codes_BM` are those that follow, and only their steps are computed; a bottleneck of
         attention takes all codes at once.
         """
-        return self._decode_vectors(self.codebook.vectors_KD[codes_BM], observation_BO, cache)
+        return self._decode_vectors(self.codebook.vectors_KD[codes_BM], observation_BO, past)
 
-    def _decode_vectors(self, vectors_BMD: Tensor, observation_BO: Tensor, cache: Cache | None) -> tuple[Decoded, Cache]:
-        assert cache is None or self.params.bottleneck == "pool"
+    def _decode_vectors(self, vectors_BMD: Tensor, observation_BO: Tensor, past: Tensor | None) -> tuple[Decoded, list[Tensor]]:
+        assert past is None or self.params.bottleneck == "pool"
         if self.params.decoder == "unconditional":  # the codes alone must tell where the window begins
             observation_BO = torch.zeros_like(observation_BO)
         state_BMO = observation_BO[:, None].expand(-1, vectors_BMD.shape[1], -1)
         x_BME = self.from_code(torch.cat([state_BMO, vectors_BMD], dim=-1))
-        x_BTE, cache = self.decoder(self.bottleneck.expand(x_BME), cache)
+        x_BTE, keys_values = self.decoder(self.bottleneck.expand(x_BME), past)
         tokens_BTF = self.to_token(self.decoder_norm(x_BTE)).float()
         offset_BX = functional.pad(observation_BO, (0, self.layout.transition_dim - self.layout.observation_dim))
         transitions_BTX = tokens_BTF[..., self.layout.transition] + offset_BX[:, None]
-        return Decoded(transitions_BTX, tokens_BTF[..., self.layout.end]), cache
+        return Decoded(transitions_BTX, tokens_BTF[..., self.layout.end]), keys_values
 
     def loss(self, tokens_BTF: Tensor, valid_BT: Tensor) -> dict[str, Tensor]:
         """This process's share of the loss over the global batch, under "loss", and its parts.

@@ -1,6 +1,11 @@
 """What the benchmarks count and compare with. Nothing is timed here."""
 
 import copy
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,3 +44,32 @@ def test_the_naive_models_loss_and_gradients_are_the_models_own() -> None:
     for one, other in zip(model.parameters(), naive.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(model.codebook.vectors_KD, naive.codebook.vectors_KD, rtol=1e-3, atol=1e-4)
+
+
+FAULTS_OF_FIVE_PLANS = """
+import resource
+
+import torch
+
+from benchmarks.planning import generators
+from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
+
+torch.set_num_threads(1)
+policy = random_policy(params_of("hopper", "cpu"), LAYOUTS["hopper"], torch.device("cpu"))
+for _ in range(5):
+    policy.plan(random_observations(10, LAYOUTS["hopper"]), generators(10))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    policy.plan(random_observations(10, LAYOUTS["hopper"]), generators(10))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such thresholds")
+def test_decisions_do_not_fault_their_memory_in_again() -> None:
+    """With glibc's own thresholds ten states' plans cost some 8,000 page faults, each time."""
+    root = Path(__file__).parent.parent
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", FAULTS_OF_FIVE_PLANS]
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 5 * 500

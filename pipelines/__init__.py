@@ -8,8 +8,8 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Memory that tensors have left must stay with the process: glibc gives it back, and the next operation's result costs a page
-# fault for every 4 KiB, thousands in a decision. Up to 256 MiB stay; larger tensors than 32 MiB, glibc's limit, still go.
+# fault for every 4 KiB, thousands in a decision. Tensors of more than 4 MiB still go: keeping those would cost too much memory.
 if "MALLOC_TRIM_THRESHOLD_" not in os.environ and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # others than glibc have none
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
-    libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+    libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
+    libc.mallopt(M_TRIM_THRESHOLD, 64 << 20)

@@ -17,9 +17,9 @@ class NaiveBlock(Block):
         query, key, value = qkv_3BHTQ
         logits = query @ key.transpose(-2, -1) / (E // self.heads) ** 0.5
         logits = logits.masked_fill(torch.ones(T, T, dtype=torch.bool, device=x_BTE.device).triu(1), -torch.inf)
-        weights = functional.dropout(logits.softmax(dim=-1), self.dropout, self.training)
+        weights = functional.dropout(logits.softmax(dim=-1), self.dropout.p, self.training)
         y_BTE = self.attention_out((weights @ value).transpose(1, 2).reshape(B, T, E))
-        x_BTE = x_BTE + functional.dropout(y_BTE, self.dropout, self.training)
+        x_BTE = x_BTE + self.dropout(y_BTE)
         return x_BTE + self.mlp(x_BTE), qkv_3BHTQ[1:]
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tap.policy import Policy
 from tap.prior import Prior
 from tap.settings import Params, load_params
-from tap.transformer import Transformer, compile_blocks, extend
+from tap.transformer import Dropout, Transformer, compile_blocks, extend
 from tap.vqvae import VQVAE
 from tap.windows import Layout
 
@@ -56,6 +56,27 @@ def test_continuations_of_one_past_do_not_see_each_other(tiny_params: Params) ->
     for n, row in enumerate(rows.tolist()):
         alone, _ = model(torch.cat([earlier[row // 3], x[row], later[n]])[None])
         torch.testing.assert_close(last[n], alone[0, 4:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_dropout_is_an_independent_coin_for_each_element(dropout: float) -> None:
+    """Against the binomial's own deviation; neighbours share a random number, and must not know of each other."""
+    torch.manual_seed(0)
+    module, x = Dropout(dropout), torch.randn(1001, 999, requires_grad=True)
+    random = torch.get_rng_state()
+    y = module(x)
+    y.backward(torch.ones_like(y))
+    dropped = y == 0
+    torch.testing.assert_close(y[~dropped], x[~dropped] / (1 - dropout))
+    torch.testing.assert_close(x.grad, torch.where(dropped, 0.0, 1 / (1 - dropout)))
+    deviation = (dropout * (1 - dropout) / x.numel()) ** 0.5
+    assert dropped.float().mean().item() == pytest.approx(dropout, abs=4 * deviation)
+    for shift in (1, 2, 3, 4):
+        both = (dropped.flatten()[shift:] & dropped.flatten()[:-shift]).float().mean().item()
+        assert both == pytest.approx(dropout**2, abs=4 * (dropout**2 * (1 - dropout**2) / x.numel()) ** 0.5)
+    torch.set_rng_state(random)
+    assert torch.equal(module(x), y)
+    assert torch.equal(module.eval()(x), x)
 
 
 @pytest.mark.slow

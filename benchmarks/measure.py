@@ -77,6 +77,24 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[
     return lambda: a @ b, 2.0 * size**3
 
 
+def profile(function: Callable[[], Any], device: torch.device, most: int = 10) -> Result:
+    """What one call spends a device's time on: the share of each operation, on a GPU of each kernel, the `most` costly ones.
+
+    "busy" is how much of the call's wall time these, and all that are not shown, account for: the rest waits for work.
+    """
+    on_gpu = device.type == "cuda"
+    with torch.profiler.profile() as profiler:
+        wall = seconds(function, device)
+    spent: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if not on_gpu or event.device_type == torch.autograd.DeviceType.CUDA:
+            name = " ".join(event.key.split())[:80]
+            spent[name] = spent.get(name, 0) + (event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+    total = sum(spent.values())
+    costly = sorted(spent, key=lambda name: -spent[name])[:most]
+    return {"busy": total / 1e6 / wall} | {name: spent[name] / total for name in costly}
+
+
 @contextmanager
 def peak_memory(device: torch.device, into: Result) -> Iterator[None]:
     """Puts the most memory that was in use within the context into `into`: the GPU's, else the whole process's."""

@@ -2,7 +2,7 @@
 
 All at the paper's sizes. "speedup" and "share_of_peak" are medians over rounds in which both planners and a large product of
 matrices of the same type ran in turn. The work counted is what one decision needs: each plan's new steps decoded once, each
-kept plan continued once.
+kept plan continued once. "profile" tells what a decision's time goes to.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import Result, in_turn, main, matrix_product, ratio
+from benchmarks.measure import Result, in_turn, main, matrix_product, profile, ratio
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
 from tap import reference
 from tap.policy import Policy
@@ -69,6 +69,7 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
         "gflop": needed / 1e9,
         "peak_gflop_per_second": product_flops / median["product"] / 1e9,
         "share_of_peak": needed / product_flops * ratio(seconds["product"], seconds["fast"]),
+        "profile": profile(lambda: policy.plan(observations, generators(1)), device),
     }
 
 

@@ -4,7 +4,7 @@ Whole updates are measured, as the stages make them: batch, loss, gradients, cli
 in smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large product
 of matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn.
 On a GPU the models by suite are compiled and their updates recorded as CUDA graphs, as in the stages; the ones that show the
-growth, and the naive ones, are not. Memory is the GPU's, or the whole process's.
+growth, and the naive ones, are not. Memory is the GPU's, or the whole process's. "profile" tells what an update's time goes to.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measure import Result, in_turn, main, matrix_product, peak_memory, ratio
+from benchmarks.measure import Result, in_turn, main, matrix_product, peak_memory, profile, ratio
 from benchmarks.naive import make_naive
 from benchmarks.sizes import LAYOUTS, params_of, random_windows
 from tap.graphs import Graphed
@@ -49,6 +49,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
             naive, naive_update, _ = setup(name, params, LAYOUTS[task], batch, device)
             make_naive(naive)
             result.setdefault(suite, {})[name] = measure(update, gflop, device, repetitions, naive_update) | memory
+            result[suite][name]["profile"] = profile(update, device)
 
     def growth(batch: int, **overrides: Any) -> Result:
         params = params_of("hopper", "paper", train_vqvae=overrides, evaluate={"planner": {"horizon": 3}})

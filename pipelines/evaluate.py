@@ -97,7 +97,7 @@ def provenance(params: Params, info: DatasetInfo, validation: dict[str, Any], se
         "digest": validation["digest"],
         "scale": params.scale,
         "environment": info.environment,
-        "simulator": simulator(),
+        "simulator": simulator(info.environment),
         "versions": versions(),
         "seed": seed,
     }

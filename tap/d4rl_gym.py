@@ -31,6 +31,10 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
         super().reset(seed=seed)
         if seed is not None:
             self.old.seed(seed)
+            inner = self.old.unwrapped
+            while hasattr(inner, "wrapped_env"):  # D4RL's locomotion proxies, whose own `seed` stops at them
+                inner = inner.wrapped_env
+                inner.seed(seed)
             np.random.seed(seed)  # D4RL draws starts and goals from numpy's global generator
         with contextlib.redirect_stdout(io.StringIO()):  # AntMaze prints its goals
             if self.goal:

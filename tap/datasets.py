@@ -21,7 +21,8 @@ Where an episode ends:
   ants that loiter there leave and reach it again within steps. The first such row ends the episode; the rows after it, up to
   the last such row before the reset, are dropped and counted; what follows is an episode of its own.
 - A terminal is a true one only before the limit `max_episode_steps`: at or past it, old releases of gym and recorders of
-  demonstrations flag a terminal merely because they stop. Every other episode is truncated.
+  demonstrations flag a terminal merely because they stop. A goal that AntMaze pays for is a true end at any time. Every other
+  episode is truncated.
 - An episode longer than the limit misses a boundary, and is an error. Where jumps are looked for, only one five times as long
   is: collectors had limits of their own.
 """
@@ -222,8 +223,9 @@ def load_episodes(path: Path, info: DatasetInfo, fetch: Fetch) -> tuple[Episodes
     cut = _cut(columns, info, fetch)
     _check_lengths(path, info, fetch, columns, cut)
     observations, actions, rewards = (columns[key][cut.rows] for key in ("observations", "actions", "rewards"))
-    terminals = np.zeros(len(cut.rows), bool)
-    terminals[cut.offsets[1:] - 1] = (cut.reasons == "terminals") & (cut.lengths < info.max_episode_steps)
+    terminals, last = np.zeros(len(cut.rows), bool), cut.offsets[1:] - 1
+    at_goal = rewards[last] > 0 if info.suite == "antmaze" else False
+    terminals[last] = (cut.reasons == "terminals") & ((cut.lengths < info.max_episode_steps) | at_goal)
     clipped = actions.clip(-1, 1) if fetch.clip_actions else actions
     episodes = Episodes(observations, clipped, rewards, terminals, cut.offsets)
 

@@ -220,10 +220,11 @@ def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
     return scores
 
 
-def simulator() -> str:
-    """The releases that the physics depends on, in one line."""
+def simulator(environment: str | None) -> str:
+    """The releases that the physics of `DatasetInfo.environment` depends on, in one line."""
+    packages = ("d4rl", "gym", "mujoco-py") if environment == "d4rl" else ("gymnasium", "gymnasium-robotics", "mujoco")
     installed = versions()
-    return ", ".join(f"{name} {installed[name]}" for name in ("gymnasium", "gymnasium-robotics", "mujoco") if name in installed)
+    return ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
 
 
 def versions() -> dict[str, str]:

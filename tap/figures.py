@@ -246,21 +246,25 @@ def latent_step_figure(conditional: LatentSteps, unconditional: LatentSteps) -> 
         return figure
 
 
-def relative_figure(points: Sequence[tuple[int, float]]) -> Figure:
-    """Our score as a share of the paper's TAP on D4RL's own data against the action's dimensions: datasets, and their means."""
-    dims = sorted({dim for dim, _ in points})
-    means = [statistics.fmean(ratio for dim, ratio in points if dim == each) for each in dims]
+def relative_figure(points: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
+    """Our score over baselines' against the action's dimensions, a panel a baseline, beside what the paper's TAP has.
+
+    `points` are (dimensions, our ratio, the paper's ratio) by baseline.
+    """
     with rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 2.8))
-        axes = figure.subplots()
-        axes.axhline(1, color=OTHER, linewidth=1)
-        axes.plot([dim for dim, _ in points], [ratio for _, ratio in points], "o", color=DATASET, label="a dataset")
-        axes.plot(dims, means, marker="D", color=TAP, label="mean")
-        axes.set_ylim(bottom=min(0, *(ratio for _, ratio in points)))
-        axes.set_title("Score relative to the paper's TAP")
-        axes.set(xlabel="action dimensions", ylabel="ours / the paper's")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend()
+        figure = Figure(figsize=(2.3 * len(points) + 0.6, 2.8))
+        panels = figure.subplots(1, len(points), sharey=True, squeeze=False)[0]
+        for axes, (method, some) in zip(panels, points.items(), strict=True):
+            dims, ours, papers = zip(*some, strict=True)
+            axes.axhline(1, color=OTHER, linewidth=1)
+            axes.plot(dims, papers, "D:", color=MUTED, markerfacecolor="none", label="the paper's TAP")
+            axes.plot(dims, ours, "o-", color=TAP, label="TAP, this run")
+            axes.set_title(f"relative to {method}")
+            axes.set(xlabel="action dimensions")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set(ylabel="mean score / the baseline's")
+        panels[0].set_ylim(bottom=min(0, *panels[0].get_ylim()))
+        panels[-1].legend()
         return figure
 
 

@@ -1,8 +1,8 @@
 """Results: the metrics files of evaluations and ablations, grouped into rows whose seeds may be averaged.
 
 - A mean comes with its standard error, and with what the error is over: seeds, or episodes where there is one seed only.
-- Runs that differ in data, scale, simulator, planner or evaluation seeds never share a row.
-- The paper's number stands beside a result only where the dataset is the paper's own.
+- Runs that differ in data, params, scale, simulator or evaluation seeds never share a row.
+- The paper's number is a row's own only where its dataset can be the paper's.
 """
 
 import csv
@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tap.files import read_json
 
 PAPER_SOURCES = ("d4rl", "file")  # under the paper's own dataset id, these can hold the paper's own data
-SIMULATORS = ("gymnasium", "gymnasium-robotics", "mujoco")
 SOURCES = {
     "d4rl": "original D4RL",
     "file": "your own file",
@@ -57,6 +56,8 @@ class Result(_Read):
     digest: str
     scale: str
     environment: str
+    simulator: str = ""  # the releases that the physics depends on; this and `recipe` are empty in files of early versions
+    recipe: str = ""  # a digest of all that decides a score but seed and code
     versions: dict[str, str]
     seed: int
     environment_seed: int
@@ -74,11 +75,6 @@ class Result(_Read):
     runs: dict[str, str | None]
     git_commit: str | None
     ablation: str | None = None
-
-    @property
-    def simulator(self) -> str:
-        """The versions that the physics depends on."""
-        return ", ".join(f"{name} {self.versions[name]}" for name in SIMULATORS if name in self.versions)
 
     @property
     def experiment(self) -> tuple[object, ...]:
@@ -209,7 +205,7 @@ def table_rows(results: Sequence[Result]) -> list[Row]:
         groups: dict[tuple[object, ...], list[Result]] = {}
         for result in some:
             planner = json.dumps(result.planner, sort_keys=True)
-            key = (*result.experiment, result.protocol, result.ablation, planner, result.latent_step)
+            key = (*result.experiment, result.protocol, result.ablation, planner, result.latent_step, result.recipe)
             groups.setdefault(key, []).append(result)
         return [tuple(group) for group in groups.values()]
 

@@ -190,7 +190,7 @@ def _beta(label: str, paper: str, ablation: str) -> Column:
     return Column(f"β = {label}", paper, (None, ablation), settings)
 
 
-# 12 is the longest horizon that every latent step divides.
+# 12 is the longest horizon that every latent step divides and that windows hold at both scales.
 LATENT_STEPS = (
     Column("L = 1", "1", ("latent-step-1",), {"horizon": 12}),
     Column("L = 2", "2", ("latent-step-2",), {"horizon": 12}),
@@ -375,7 +375,7 @@ def protocol_table(rows: Sequence[Row]) -> Table:
             describe(row),
             (
                 row.first.environment,
-                ", ".join(f"{name} {version}" for name, version in row.first.versions.items()),
+                row.first.simulator or ", ".join(f"{name} {version}" for name, version in row.first.versions.items()),
                 ", ".join(str(result.seed) for result in row.results),
                 row.first.protocol,
                 row.first.digest[:12],
@@ -384,5 +384,5 @@ def protocol_table(rows: Sequence[Row]) -> Table:
         for row in rows
     ]
     return Table(
-        "What was evaluated", "", ("environment", "versions", "training seeds", "protocol", "data's SHA-256"), tuple(lines)
+        "What was evaluated", "", ("environment", "simulator", "training seeds", "protocol", "data's SHA-256"), tuple(lines)
     )

@@ -81,7 +81,12 @@ class OldMaze:
     limit = 5
 
     def __init__(self) -> None:
+        self.rng = np.random.default_rng()
         self.set_target()
+
+    @property
+    def unwrapped(self) -> "OldMaze":
+        return self
 
     def seed(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -105,11 +110,29 @@ class OldMaze:
         pass
 
 
+class Proxy:
+    """As D4RL wraps its AntMaze: whatever it lacks is the wrapped environment's, but it has a `seed` that stops at itself."""
+
+    def __init__(self, wrapped_env: OldMaze) -> None:
+        self.wrapped_env = wrapped_env
+
+    @property
+    def unwrapped(self) -> "Proxy":
+        return self
+
+    def seed(self, seed: int) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["wrapped_env"], name)
+
+
 @pytest.fixture
 def old_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "d4rl", types.ModuleType("d4rl"))
     gym = types.ModuleType("gym")
-    gym.make = lambda name: {"antmaze-umaze-v0": OldMaze, "hopper-medium-v2": OldMaze}[name]()  # type: ignore[attr-defined]
+    made = {"antmaze-umaze-v0": lambda: Proxy(OldMaze()), "hopper-medium-v2": OldMaze}
+    gym.make = lambda name: made[name]()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gym", gym)
 
 

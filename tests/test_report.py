@@ -37,6 +37,8 @@ def metrics(**changes: Any) -> dict[str, Any]:
         "digest": "ab" * 32,
         "scale": "cpu",
         "environment": "Hopper-v4",
+        "simulator": "gymnasium 1.4.0, mujoco 4.0.0",
+        "recipe": "0123456789abcdef",
         "versions": {"gymnasium": "1.4.0", "mujoco": "4.0.0", "torch": "2.13.0"},
         "seed": 0,
         "environment_seed": 1000,
@@ -240,7 +242,8 @@ def test_without_reference_scores_the_score_is_the_return() -> None:
         {"environment_seed": 2000},
         {"episodes": 20},
         {"planner": {"search": "prior_sampling"}},
-        {"versions": {"gymnasium": "1.4.0", "mujoco": "3.0.0"}},
+        {"simulator": "gymnasium 1.4.0, mujoco 3.0.0"},
+        {"recipe": "another"},
     ],
 )
 def test_unlike_runs_are_not_averaged(change: dict[str, Any]) -> None:

@@ -11,18 +11,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from tap.datasets import ANT_OBSERVATION_DIM
 from tap.settings import suite_of
 
 
 class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
     """An environment of the old interface: `reset()` gives an observation, `step` observation, reward, done and info.
 
-    With `goal`, the environment's `target_goal` (G,) is appended to the observation (O,), as to AntMaze's data.
+    With `goal`, the environment's `target_goal` (G,) is appended to the observation (O,), as to AntMaze's data. Of an
+    observation of more than `most` dimensions the first `most` are given.
     """
 
-    def __init__(self, old: Any, goal: bool) -> None:
-        self.old, self.goal = old, goal
-        dim = old.observation_space.shape[0] + (len(old.target_goal) if goal else 0)
+    def __init__(self, old: Any, goal: bool, most: int | None = None) -> None:
+        self.old, self.goal, self.most = old, goal, most
+        dim = len(np.zeros(old.observation_space.shape)[:most]) + (len(old.target_goal) if goal else 0)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (dim,), np.float64)
         self.action_space = gymnasium.spaces.Box(old.action_space.low, old.action_space.high, dtype=np.float32)
 
@@ -52,7 +54,7 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
         self.old.close()
 
     def _observation(self, observation: np.ndarray) -> np.ndarray:
-        parts = [observation, self.old.target_goal] if self.goal else [observation]
+        parts = [observation[: self.most], *([self.old.target_goal] if self.goal else [])]
         return np.concatenate(parts, dtype=np.float64)
 
 
@@ -69,4 +71,4 @@ def make(dataset: str) -> OldGym:
             f"{dataset}: D4RL's own environment cannot be made here ({reason}): install d4rl with MuJoCo 2.1, "
             f"or remove `environment: d4rl` from datasets.{dataset}.fetch in params.yaml to use today's simulator"
         ) from error
-    return OldGym(old, goal=suite_of(dataset) == "antmaze")
+    return OldGym(old, suite_of(dataset) == "antmaze", ANT_OBSERVATION_DIM if dataset.startswith("ant-") else None)

@@ -338,7 +338,8 @@ def _columns(file: Any, path: Path, info: DatasetInfo) -> Columns:
     if info.suite == "antmaze" and (dims["observations"], dims["infos/goal"]) != (29, 2):
         raise ValueError(f"{path}: AntMaze has observations (N, 29) and infos/goal (N, 2), but this file {shapes}")
     columns = {key: item.astype(np.float32)[...].reshape(len(item), -1) for key, item in items.items()}
-    if info.environment == "Ant-v4" and dims["observations"] == 111:
+    ant = info.environment == "Ant-v4" or (info.environment == "d4rl" and info.id.startswith("ant-"))
+    if ant and dims["observations"] == 111:
         columns |= {key: columns[key][:, :ANT_OBSERVATION_DIM].copy() for key in columns if key.endswith("observations")}
     return {key: values[:, 0] if key in (*FLAGS, "rewards") else values for key, values in columns.items()}
 

@@ -36,6 +36,7 @@ SEARCHES = {
     "prior_sampling": "Sampling",
     "beam": "Beam search",
 }
+SMALLEST_ERROR = 1e-12  # a plan that the simulator follows exactly has none on a logarithmic axis
 STYLE: Any = {
     "figure.figsize": (4.6, 4.0),
     "figure.constrained_layout.use": True,
@@ -347,12 +348,12 @@ def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]
         np.concatenate([drawn[key] for drawn in distributions.values()])
         for key in ("predicted_returns", "state_prediction_errors")
     )
-    extent = (returns.min(), returns.max(), *np.log10([errors.min(), errors.max()]))
+    extent = (*_wide(returns), *_wide(np.log10(errors.clip(min=SMALLEST_ERROR))))
     with rc_context(STYLE):
         figure = Figure(figsize=(4.6, 2.9))
         panels = figure.subplots(1, len(distributions), sharex=True, sharey=True, squeeze=False)[0]
         for axes, (name, drawn) in zip(panels, distributions.items(), strict=True):
-            x, y = drawn["predicted_returns"], drawn["state_prediction_errors"]
+            x, y = drawn["predicted_returns"], np.clip(drawn["state_prediction_errors"], SMALLEST_ERROR, None)
             shape: dict[str, Any] = {"extent": extent, "gridsize": 28, "mincnt": 1, "linewidths": 0}
             axes.hexbin(x, y, yscale="log", bins="log", cmap=FEW_TO_MANY, **shape)
             axes.axhline(np.median(y), color=INK, linestyle="--", linewidth=1)
@@ -361,6 +362,12 @@ def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]
             axes.set_xlabel("predicted return")
         panels[0].set_ylabel("state prediction error")
         return figure
+
+
+def _wide(values: np.ndarray) -> tuple[float, float]:
+    """Least and largest value, apart from each other."""
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def candidates_figure(plans: Sequence[Mapping[str, Any]]) -> Figure:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from tap.figures import (
+    SEARCHES,
     Validation,
     ablation_figure,
     candidates_figure,
@@ -120,7 +121,8 @@ def _diagnosis(dataset: str, diagnosis: dict[str, Any], seed: str) -> list[Pictu
     caption = f"Seed {seed}. Lines are predicted states, bluer where the objective ranks a plan higher, dots the steps."
     if any(each["frames"] for each in plans):
         caption += " Below: the simulator at the beginning, middle and end of the chosen plan."
-    alt = f"All candidate plans of sampling and beam search, with the chosen one and its simulation, from {shown}."
+    searches = " and ".join(SEARCHES[search].lower() for search in plans[0]["searches"])
+    alt = f"All candidate plans of {searches}, with the chosen one and its simulation, from {shown}."
     return [spread, Picture(f"{dataset}-candidates", "What the search chooses from", caption, alt, candidates_figure(plans))]
 
 
@@ -169,7 +171,7 @@ def experiment_pictures(rows: Sequence[Row], validations: Mapping[str, Validatio
     if timed := [(_step_dim(validations[each.first.dataset]), each) for each in rows if each.first.dataset in validations]:
         caption = (
             "Median time of one decision for one state. The paper's are of one RTX 3090, at 15 steps and the D that it "
-            "prints (14 for hopper, whose S + A + 2 is 16); ours of the machine that evaluated, at each dataset's horizon."
+            "prints (S + A, 14 for hopper); ours of the machine that evaluated, at S + A + 2 and each dataset's horizon."
         )
         alt = (
             "Seconds a decision by dimensions: "

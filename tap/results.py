@@ -233,8 +233,12 @@ def estimate(line: Mapping[str, str]) -> Estimate:
 def read_paper(what: str) -> list[dict[str, str]]:
     """The lines of tap/paper_`what`.csv, numbers as the paper (Jiang et al., ICLR 2023) prints them.
 
-    scores: its main tables; ablations: the appendix's tables, which print no standard errors; latency: what the section
-    "Decision Latency" and the appendix on the planning horizon say, in seconds on an i5 12900K and one RTX 3090.
+    scores: its main tables. Its appendix "Baselines" says where those come from: their own papers, but BC's from D4RL's, CQL's
+    in locomotion and DT's in AntMaze from IQL's, MOPO's in Adroit from Optimized MOPO's, TT's in Adroit from arXiv:2206.08569
+    and on Ant from TT's repository; the paper's authors ran the others on Ant, and all on AntMaze-Ultra.
+    ablations: the appendix's tables, which print no standard errors.
+    latency: what the section "Decision Latency" and the appendix on the planning horizon say, in seconds on an i5 12900K and
+    one RTX 3090.
     """
     with Path(__file__).with_name(f"paper_{what}.csv").open(newline="") as file:
         return list(csv.DictReader(file))

@@ -338,7 +338,7 @@ DEPARTURES = {
     "stop-at-end": "rewards after a predicted end are left out",
     "plan-every-3": "three actions of a plan are executed before the next",
     "bootstrap-truncated": "returns-to-go of truncated episodes are bootstrapped",
-    "no-dead-code-replacement": "dead codes are not replaced",
+    "no-dead-code-replacement": "dead codes are not replaced, as published: here the base departs",
 }
 
 

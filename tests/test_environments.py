@@ -288,6 +288,7 @@ def test_custom_environment_from_a_module(tmp_path, monkeypatch):
         (custom("no_such_module:Robot-v0"), "cannot make 'no_such_module:Robot-v0'.*no_such_module"),
         (custom("CartPole-v1"), r"CartPole-v1 has actions in Discrete\(2\).*flat Box of floats"),
         (custom("Blackjack-v1"), "has observations in Tuple"),
+        (custom("gymnasium_robotics:AntMaze_UMaze-v4"), r"has observations in Dict.*gymnasium\.wrappers\.FlattenObservation"),
     ],
 )
 def test_environments_that_do_not_fit_are_explained(info, message):

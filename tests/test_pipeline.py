@@ -99,8 +99,8 @@ def test_a_second_repro_does_nothing(reproduced: Path) -> None:
     assert "Data and pipelines are up to date." in run(reproduced, "dvc", "repro").stdout
 
 
-def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) -> None:
-    before = {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
+def test_a_changed_planner_leaves_trainings_up_to_date(reproduced: Path) -> None:
+    """A stage of model_ablations trains and evaluates; its training resumes from a finished checkpoint then."""
     text = (reproduced / "params.yaml").read_text()
     content = yaml.safe_load(text)
     content["evaluate"]["planner"]["likelihood_weight"] = 1.0
@@ -108,7 +108,6 @@ def test_a_changed_planner_evaluates_again_and_trains_nothing(reproduced: Path) 
     stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
     (reproduced / "params.yaml").write_text(text)
     assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations", "diagnose"}
-    assert before == {file: file.stat().st_mtime_ns for file in (reproduced / "data").glob("*/my-hopper-*/*.safetensors")}
 
 
 def tracked_runs(folder: Path, condition: str) -> list[Run]:

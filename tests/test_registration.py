@@ -110,6 +110,16 @@ class OldMaze:
         pass
 
 
+class OldAnt(OldMaze):
+    """An observation as wide as gym's old Ant gives, which counts its dimensions."""
+
+    observation_space = types.SimpleNamespace(shape=(111,))
+
+    def reset(self) -> np.ndarray:
+        super().reset()
+        return np.arange(111.0)
+
+
 class Proxy:
     """As D4RL wraps its AntMaze: whatever it lacks is the wrapped environment's, but it has a `seed` that stops at itself."""
 
@@ -131,7 +141,7 @@ class Proxy:
 def old_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "d4rl", types.ModuleType("d4rl"))
     gym = types.ModuleType("gym")
-    made = {"antmaze-umaze-v0": lambda: Proxy(OldMaze()), "hopper-medium-v2": OldMaze}
+    made = {"antmaze-umaze-v0": lambda: Proxy(OldMaze()), "hopper-medium-v2": OldMaze, "ant-medium-v2": OldAnt}
     gym.make = lambda name: made[name]()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gym", gym)
 
@@ -164,6 +174,10 @@ def test_a_seed_decides_an_old_environments_episode_and_goal(old_gym: None) -> N
 
 def test_the_goal_is_appended_in_antmaze_only(old_gym: None) -> None:
     assert d4rl_environment("hopper-medium-v2").reset(seed=0)[0].shape == (1,)
+
+
+def test_ant_is_cut_to_27_dimensions_as_its_data_are(old_gym: None) -> None:
+    np.testing.assert_array_equal(d4rl_environment("ant-medium-v2").reset(seed=0)[0], np.arange(27))
 
 
 def test_d4rl_that_cannot_be_imported_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

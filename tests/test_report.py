@@ -367,6 +367,14 @@ def test_distributions_share_their_axes_and_show_medians() -> None:
     assert sum(prior.collections[0].get_array()) == 3
 
 
+def test_plans_that_the_simulator_follows_exactly_and_equal_returns_are_drawn() -> None:
+    same = {"predicted_returns": [2.0, 2.0], "state_prediction_errors": [0.0, 0.1]}
+    axes = distribution_figure({"prior": same}).axes[0]
+    assert sum(axes.collections[0].get_array()) == 2
+    low, high = axes.get_xlim()
+    assert low < 2 < high and axes.get_ylim()[0] < 1e-10
+
+
 def test_axes_have_labels() -> None:
     curves = {name: np.arange(1.0, 4) for name in VQVAE_CSV.split("\n")[0].split(",")}
     for figure in (score_figure([result()], validation()), returns_figure(validation()), loss_figure([curves], [curves])):

@@ -24,18 +24,24 @@ def test_paper_scale_is_the_papers_table(params_yaml_with: Callable[..., Path]) 
         p = load_params(path, dataset, scale="paper")
         vqvae, planner = p.train_vqvae, p.evaluate.planner
         return (
-            (vqvae.windows.length, vqvae.windows.discount, vqvae.windows.termination_penalty),
+            (vqvae.windows.length, vqvae.windows.discount, vqvae.windows.termination_penalty, vqvae.windows.normalize),
             (vqvae.transformer.layers, vqvae.transformer.width, vqvae.transformer.heads),
             (p.train_prior.transformer.layers, p.train_prior.transformer.width),
             (vqvae.codebook.size, vqvae.codebook.dim),
             (planner.beam_width, planner.expansion_factor, planner.horizon, planner.likelihood_threshold),
             (vqvae.fit.updates, vqvae.fit.batch_size, vqvae.fit.learning_rate),
+            p.evaluate.episodes,
         )
 
+    for dataset in EVERY_SUITE:
+        p = load_params(path, dataset, scale="paper")
+        assert (p.train_vqvae.latent_step, p.train_vqvae.codebook.decay, p.train_vqvae.transformer.dropout) == (3, 0.99, 0.1)
+        assert (p.evaluate.planner.likelihood_weight, p.evaluate.planner.samples, p.evaluate.plan_every) == (500, 2048, 1)
     long, short = (97700, 512, 2e-4), (19500, 512, 2e-4)
-    assert table("ant-medium-v2") == ((24, 0.99, -100.0), (4, 512, 4), (4, 512), (512, 512), (64, 4, 15, 0.05), long)
-    assert table("antmaze-medium-diverse-v0") == ((15, 0.998, None), (4, 512, 4), (4, 512), (8192, 512), (2, 4, 15, 0.05), long)
-    assert table("door-human-v0") == ((24, 0.99, None), (3, 256, 4), (3, 256), (512, 512), (256, 4, 24, 0.05), short)
+    assert table("ant-medium-v2") == ((24, 0.99, -100.0, True), (4, 512, 4), (4, 512), (512, 512), (64, 4, 15, 0.05), long, 20)
+    antmaze = (15, 0.998, None, False), (4, 512, 4), (4, 512), (8192, 512), (2, 4, 15, 0.05), long, 100
+    assert table("antmaze-medium-diverse-v0") == antmaze
+    assert table("door-human-v0") == ((24, 0.99, None, True), (3, 256, 4), (3, 256), (512, 512), (256, 4, 24, 0.05), short, 20)
 
 
 def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) -> None:

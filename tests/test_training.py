@@ -64,6 +64,43 @@ class Regression:
         return history, logged
 
 
+def test_gradients_are_clipped_to_the_norm() -> None:
+    """The gradient that the optimiser saw, against the unclipped one: the same direction, and a length of clip_norm."""
+    norms, directions = {}, {}
+    for clip_norm in (1e9, 0.5):
+        regression = Regression()
+        regression.model.eval()  # dropout would draw twice
+        params = PARAMS.model_copy(update={"clip_norm": clip_norm})
+        step(regression.model, regression.loss, make_optimizer(regression.model, params), params, torch.arange(8))
+        gradient = torch.cat([parameter.grad.flatten() for parameter in regression.model.parameters()])
+        norms[clip_norm], directions[clip_norm] = gradient.norm().item(), gradient / gradient.norm()
+    assert norms[1e9] > 1 and norms[0.5] == pytest.approx(0.5, rel=1e-4)
+    torch.testing.assert_close(directions[0.5], directions[1e9])
+
+
+def test_what_is_logged_is_a_mean_over_updates_and_usage_of_codes_over_all_of_them(tmp_path: Path) -> None:
+    """By hand: codes 0 and 1 in odd updates, 0 alone in even ones, of four codes: shares 3/4 and 1/4."""
+    parameter, losses = nn.Parameter(torch.zeros(1, 1)), []
+
+    def loss(starts: torch.Tensor, is_held_out: bool) -> dict[str, torch.Tensor]:
+        number = len(losses) + 1.0
+        losses.append(number)
+        counts = torch.tensor([1.0, 1, 0, 0] if number % 2 else [2.0, 0, 0, 0])
+        return {"loss": parameter.sum() + number, "number": torch.tensor(number), "code_counts": counts}
+
+    model = nn.ParameterList([parameter])
+    params = PARAMS.model_copy(update={"updates": 4, "log_every": 2})
+    history = fit(
+        model, loss, params, num_windows=10, num_held_out=0, seed=0, device=torch.device("cpu"),
+        checkpoint=tmp_path / "checkpoint.pt", log=lambda *_: None, description="test",
+    )  # fmt: skip
+    assert [update for update, _ in history] == [2, 4]
+    for (_, values), mean in zip(history, (1.5, 3.5), strict=True):
+        assert values["number"] == mean
+        assert values["codebook_usage"] == 0.5
+        assert values["codebook_perplexity"] == pytest.approx((4 / 3) ** 0.75 * 4**0.25)
+
+
 def without_speed(history: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
     return [(step, {k: v for k, v in values.items() if k != "updates_per_second"}) for step, values in history]
 

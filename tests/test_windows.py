@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -84,15 +85,20 @@ def test_normalisation_is_reversible_and_leaves_constant_dimensions_alone() -> N
     np.testing.assert_array_equal(again.familiar(), normalizer.familiar())
 
 
-def test_a_constant_shift_and_scale_of_rewards_does_not_change_normalised_windows() -> None:
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("shift", [0.0, -1.0])
+def test_scale_and_shift_of_rewards_do_not_change_normalised_rewards(scale: float, shift: float) -> None:
+    """Returns-to-go keep their normalised values under a scale; a shift adds what depends on the steps that are left."""
     episodes = random_episodes([8, 8], 2, 1)
-    params = PARAMS.model_copy(update={"discount": 1.0})
-    scaled = Episodes(episodes.observations, episodes.actions, episodes.rewards * 1000, episodes.terminals, episodes.offsets)
-    tokens = [
-        Windows(e, params, fit_normalizer(e, params), torch.device("cpu")).gather(torch.arange(4))[0]
-        for e in (episodes, scaled)
-    ]
-    torch.testing.assert_close(tokens[0][..., :-1][..., :4], tokens[1][..., :-1][..., :4], rtol=1e-3, atol=1e-4)
+    rewards = (scale * (episodes.rewards + shift)).astype(np.float32)
+    changed = Episodes(episodes.observations, episodes.actions, rewards, episodes.terminals, episodes.offsets)
+    same = slice(0, 5 if shift == 0 else 4)  # observations, action, reward, return-to-go
+    normal = [fit_normalizer(e, PARAMS).normalize(torch.from_numpy(transitions(e, PARAMS))) for e in (episodes, changed)]
+    torch.testing.assert_close(normal[0][:, same], normal[1][:, same], rtol=1e-3, atol=1e-4)
+    stored = Normalizer.from_json(json.loads(json.dumps(fit_normalizer(changed, PARAMS).to_json())))
+    back = stored.denormalize(normal[1]).numpy()
+    np.testing.assert_allclose(back[:, 3], rewards, rtol=1e-4, atol=1e-4 * scale)
+    np.testing.assert_allclose(back[:, 4], returns_to_go(rewards, changed.offsets, 0.9), rtol=1e-4, atol=1e-4 * scale)
 
 
 def test_antmaze_trains_on_raw_values() -> None:

@@ -1,0 +1,45 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tap.files import read_json, write_atomically, write_json
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a/b/c.json"
+    write_json(path, {"x": [1.5]})
+    assert read_json(path) == {"x": [1.5]} and [each.name for each in path.parent.iterdir()] == ["c.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, float("nan"))
+    assert path.read_bytes() == b"old"
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+    """kill -9 once all bytes are on the disk, but before the file has its name."""
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    script = (
+        "import os, signal, sys; from pathlib import Path; from tap.files import write_atomically;"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL); write_atomically(Path(sys.argv[1]), b'new' * 100_000)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT).returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"

@@ -5,8 +5,8 @@
 This is how D4RL made its files, repeated in today's simulator. A search on the maze's map gives the next cell on the shortest
 way to the goal, and the policy, a network trained to walk in a given direction, goes to its centre (D4RL: to a point beside
 it, drawn at each step); its actions are sampled and get noise N(0, 0.2) on top. Now and then the ant falls on its back, or is
-caught at a corner, and stays there to the episode's end. Starts and goals, each with D4RL's noise around its cell's centre,
-are by task
+caught at a corner, and stays there to the episode's end. Starts and goals, each with D4RL's noise around its cell's centre
+(ultra's shifted, see tap/mazes.py), are by task
 
     umaze      the evaluation's start and goal
     *-play     any cell but a goal; the goals that D4RL, or for ultra its authors, picked by hand

@@ -26,7 +26,7 @@ class Dropout(nn.Dropout):
     """torch's, whose masks take 6 % of an update on a CPU: there four elements share one random number, 16 bits for each."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.is_cuda or not self.training or self.p == 0:
+        if input.device.type != "cpu" or not self.training or self.p == 0:
             return super().forward(input)
         bits = torch.empty(-(-input.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
         kept = bits[: input.numel()].view(input.shape) >= round(self.p * 2**16) - 2**15

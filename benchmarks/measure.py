@@ -77,8 +77,8 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[
     return lambda: a @ b, 2.0 * size**3
 
 
-def profile(function: Callable[[], Any], device: torch.device, most: int = 10) -> Result:
-    """What one call spends a device's time on: the share of each operation, on a GPU of each kernel, the `most` costly ones.
+def profile(function: Callable[[], Any], device: torch.device) -> Result:
+    """What one call spends a device's time on: the share of each operation, on a GPU of each kernel, the ten costliest.
 
     "busy" is how much of the call's wall time these, and all that are not shown, account for: the rest waits for work.
     """
@@ -91,7 +91,7 @@ def profile(function: Callable[[], Any], device: torch.device, most: int = 10) -
             name = " ".join(event.key.split())[:80]
             spent[name] = spent.get(name, 0) + (event.self_device_time_total if on_gpu else event.self_cpu_time_total)
     total = sum(spent.values())
-    costly = sorted(spent, key=lambda name: -spent[name])[:most]
+    costly = sorted(spent, key=lambda name: -spent[name])[:10]
     return {"busy": total / 1e6 / wall} | {name: spent[name] / total for name in costly}
 
 

@@ -24,7 +24,7 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def __init__(self, old: Any, goal: bool, most: int | None = None) -> None:
         self.old, self.goal, self.most = old, goal, most
-        dim = len(np.zeros(old.observation_space.shape)[:most]) + (len(old.target_goal) if goal else 0)
+        dim = len(range(old.observation_space.shape[0])[:most]) + (len(old.target_goal) if goal else 0)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (dim,), np.float64)
         self.action_space = gymnasium.spaces.Box(old.action_space.low, old.action_space.high, dtype=np.float32)
 

@@ -142,7 +142,7 @@ def old_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "d4rl", types.ModuleType("d4rl"))
     gym = types.ModuleType("gym")
     made = {"antmaze-umaze-v0": lambda: Proxy(OldMaze()), "hopper-medium-v2": OldMaze, "ant-medium-v2": OldAnt}
-    gym.make = lambda name: made[name]()  # type: ignore[attr-defined]
+    monkeypatch.setattr(gym, "make", lambda name: made[name](), raising=False)
     monkeypatch.setitem(sys.modules, "gym", gym)
 
 

@@ -18,11 +18,7 @@ from tap.policy import Plan, Policy
 Environment = gymnasium.Env[np.ndarray, np.ndarray]
 
 EPISODES = 10  # the paper's, as are the numbers of visualised plans
-# 256 different first codes, as without replacement, are more than a small codebook has.
-VISUALISED = {
-    "prior_sampling": {"samples": 256},
-    "beam": {"beam_width": 64, "expansion_factor": 4, "replacement": True},
-}
+VISUALISED = {"prior_sampling": {"samples": 256}, "beam": {"beam_width": 64, "expansion_factor": 4}}
 FRAMES = 3
 FRAME_SIZE = 160  # pixels, about
 

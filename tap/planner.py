@@ -104,10 +104,14 @@ class Search:
         self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
         self.num_codes = params.horizon // vqvae.params.latent_step
         beam = params.search == "beam"
-        # Samples drawn from each kept plan, at the first depth from the empty one.
-        self.samples = [params.beam_width * params.expansion_factor if beam else params.samples]
-        self.samples += [params.expansion_factor if beam else 1] * (self.num_codes - 1)
-        self.kept = [1] + [params.beam_width if beam else params.samples] * (self.num_codes - 1)
+        width, factor = (params.beam_width, params.expansion_factor) if beam else (params.samples, 1)
+        self._distinct = beam and not params.replacement
+        most = vqvae.params.codebook.size if self._distinct else width * factor  # codes that can be drawn after a plan
+        # At each depth: how many plans are kept so far, at first the empty one, and how many codes are drawn after each.
+        self.kept, self.samples = [1], [min(width * factor, most)]
+        for _ in range(self.num_codes - 1):
+            self.kept.append(min(width, self.kept[-1] * self.samples[-1]))
+            self.samples.append(min(factor, most))
         self._graphs: dict[tuple[int, bool], Graphed[tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None  # shared by all graphs
 
@@ -130,14 +134,13 @@ class Search:
 
     def _noise_sizes(self) -> list[int]:
         size = self.vqvae.params.codebook.size
-        replacement = self.params.replacement or self.params.search != "beam"
-        return [kept * (samples if replacement else size) for kept, samples in zip(self.kept, self.samples, strict=True)]
+        return [kept * (size if self._distinct else samples) for kept, samples in zip(self.kept, self.samples, strict=True)]
 
     def draw(self, log_probs_RK: Tensor, noise: Tensor, samples: int) -> Tensor:
         """The next codes (R, S) of each kept plan."""
         if self.params.search == "uniform_sampling":
             return draw(torch.zeros_like(log_probs_RK), noise)
-        if self.params.search == "beam" and not self.params.replacement:
+        if self._distinct:
             return draw_distinct(log_probs_RK, noise, samples)
         return draw(log_probs_RK, noise)
 
@@ -161,6 +164,7 @@ class Search:
         6   return the best of the last decoded
 
         Line 1 is line 3 for a single empty plan with B * E codes drawn after it. Its plans are decoded and cut to B as well.
+        Codes drawn without replacement are at most the codebook's K after each plan, and plans kept at most those drawn.
         """
         N = len(state_NO)
         # Tensors of plans have a row for each, all of a state's side by side.
@@ -189,7 +193,7 @@ class Search:
                 return Candidates(codes_RM, steps, log_probability_R, value_R, score_R)  # 6
 
             # 5: keep the best plans.
-            best_NW = score_R.view(N, -1).topk(self.params.beam_width).indices
+            best_NW = score_R.view(N, -1).topk(self.kept[depth + 1]).indices
             row_R = _rows_of(best_NW, len(score_R) // N)
             codes_RM, state_RO, log_probability_R = codes_RM[row_R], state_RO[row_R], log_probability_R[row_R]
             steps, last_R1 = _rows(steps, row_R), codes_RM[:, -1:]

@@ -39,7 +39,7 @@ def _plan(search: Search, observation_1O: Tensor, noise: Tensor) -> tuple[Tensor
         log_probability_C = search.prior.log_probabilities(codes_CM, state_CO).sum(dim=1)
         steps, _ = search.vqvae.decode(codes_CM, state_CO)
         value_C, score_C = search.objective(steps, log_probability_C, depth if params.partial_threshold else search.num_codes)
-        best = score_C.topk(params.beam_width if depth < search.num_codes else 1).indices
+        best = score_C.topk(search.kept[depth] if depth < search.num_codes else 1).indices
         codes_CM = codes_CM[best]
     raw = search.normalizer.denormalize(steps.transitions_BTX[best])
     columns = [raw[..., column] for column in (layout.observation, layout.action, layout.reward, layout.return_to_go)]

@@ -198,12 +198,6 @@ class Params(Section):
                 "evaluate.planner.search: a beam decodes partial plans, which train_vqvae.bottleneck attention does not have: "
                 "use prior_sampling"
             )
-        candidates = planner.beam_width * planner.expansion_factor
-        if planner.search == "beam" and not planner.replacement and candidates > vqvae.codebook.size:
-            raise ValueError(
-                f"evaluate.planner.replacement: {candidates} different first codes (beam_width x expansion_factor) cannot be "
-                f"drawn from train_vqvae.codebook.size {vqvae.codebook.size}"
-            )
         return self
 
 

@@ -89,6 +89,19 @@ def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy)
     assert len(np.unique(repeating, axis=0)) < len(repeating)
 
 
+def test_without_replacement_a_beam_wider_than_all_plans_is_the_exhaustive_search(tiny_policy: Policy) -> None:
+    """Also where it asks for more different codes than there are, as the paper's Adroit does: 1024 of 512."""
+    size = tiny_policy.vqvae.params.codebook.size
+    policy = with_planner(tiny_policy, replacement=False, beam_width=size**2, expansion_factor=size + 1, likelihood_weight=2.0)
+    observation = np.random.default_rng(8).normal(size=11).astype(np.float32)
+    found = policy.candidates(observation[None], generators(0)).codes[0]
+    assert sorted(map(tuple, found)) == list(itertools.product(range(size), repeat=2))
+    codes, score, _ = exhaustive(policy, observation)
+    best = policy.plan(observation[None], generators(0))
+    assert tuple(best.codes[0]) == codes
+    assert best.score[0] == pytest.approx(score, rel=1e-4)
+
+
 @pytest.mark.parametrize("search", ["beam", "prior_sampling"])
 def test_the_plan_is_the_best_of_its_candidates(tiny_policy: Policy, search: str) -> None:
     policy = with_planner(tiny_policy, search=search)

@@ -17,6 +17,7 @@ from tap.windows import Layout, Normalizer
 
 CHOICES: list[dict[str, Any]] = [
     {"replacement": False},
+    {"replacement": False, "beam_width": 150},  # 600 different first codes, of 512
     {"partial_threshold": True},
     {"stop_at_end": True},
     {"horizon": 3},

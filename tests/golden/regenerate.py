@@ -1,13 +1,14 @@
-"""Golden tensors: what a small model computes, kept so that no refactoring moves a number unseen.
+"""Golden tensors: what small models compute, kept so that no refactoring moves a number unseen.
 
-golden.safetensors holds inputs, weights and every quantity on the way from tokens to a plan. `test_golden.py` computes the
-quantities anew from the stored inputs and weights. Where a number is meant to change, regenerate the file and say in the commit
-which numbers changed and why:
+golden.safetensors holds, of the base and of each variant of the model, inputs, weights and every quantity on the way from
+tokens to a plan. `test_golden.py` computes the quantities anew from the stored inputs and weights. Where a number is meant to
+change, regenerate the file and say in the commit which numbers changed and why:
 
     python tests/golden/regenerate.py
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,26 +29,28 @@ FIT = Fit(
     updates=1, batch_size=3, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1,
     checkpoint_every=1,
 )  # fmt: skip
-VQVAE_PARAMS = TrainVqvae.model_validate(
-    {
-        "windows": {
-            "length": 6, "discount": 0.9, "termination_penalty": None, "bootstrap_truncated": False, "normalize": True,
-        },
-        "latent_step": 2,
-        "bottleneck": "pool",
-        "decoder": "conditional",
-        "codebook": {"size": 6, "dim": 5, "decay": 0.9, "commitment_weight": 1.0, "dead_usage": 0.0},
-        "transformer": TRANSFORMER,
-        "loss_weights": {"observation": 1.0, "action": 5.0, "reward": 1.0, "return_to_go": 1.0},
-        "fit": FIT,
-    }
-)  # fmt: skip
-PRIOR_PARAMS = TrainPrior.model_validate({"transformer": TRANSFORMER, "fit": FIT})
+TRAIN_VQVAE: dict[str, Any] = {
+    "windows": {"length": 6, "discount": 0.9, "termination_penalty": None, "bootstrap_truncated": False, "normalize": True},
+    "latent_step": 2,
+    "bottleneck": "pool",
+    "decoder": "conditional",
+    "codebook": {"size": 6, "dim": 5, "decay": 0.9, "commitment_weight": 1.0, "dead_usage": 0.0},
+    "transformer": TRANSFORMER,
+    "loss_weights": {"observation": 1.0, "action": 5.0, "reward": 1.0, "return_to_go": 1.0},
+    "fit": FIT,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "latent_step_1": {"latent_step": 1},
+    "latent_step_3": {"latent_step": 3},
+    "unconditional": {"decoder": "unconditional"},
+    "attention": {"bottleneck": "attention"},
+}
 PLANNER = Planner(
     search="beam", horizon=6, beam_width=3, expansion_factor=2, samples=5, replacement=True, likelihood_weight=3.0,
     likelihood_threshold=0.2, partial_threshold=False, stop_at_end=False,
 )  # fmt: skip
-SEARCHES = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {},
     "beam_distinct": {"replacement": False},
     "beam_partial_threshold": {"partial_threshold": True},
@@ -57,34 +60,42 @@ SEARCHES = {
 }
 
 
-def models() -> tuple[VQVAE, Prior]:
-    return VQVAE(VQVAE_PARAMS, LAYOUT), Prior(PRIOR_PARAMS, VQVAE_PARAMS, LAYOUT.observation_dim)
+def models(variant: str) -> tuple[VQVAE, Prior]:
+    params = TrainVqvae.model_validate(TRAIN_VQVAE | VARIANTS[variant])
+    prior_params = TrainPrior.model_validate({"transformer": TRANSFORMER, "fit": FIT})
+    return VQVAE(params, LAYOUT), Prior(prior_params, params, LAYOUT.observation_dim)
 
 
-def given() -> dict[str, Tensor]:
+def given(variant: str) -> dict[str, Tensor]:
     """Inputs and weights, drawn anew."""
     torch.manual_seed(0)
-    vqvae, prior = models()
+    vqvae, prior = models(variant)
     weights = {
         f"{name}.{key}": torch.randn_like(value) * 0.4
         for name, model in (("vqvae", vqvae), ("prior", prior))
         for key, value in model.state_dict().items()
     }
-    weights["vqvae.codebook.counts_K"] = torch.ones(6)
-    weights["vqvae.codebook.sums_KD"] = weights["vqvae.codebook.vectors_KD"].clone()
     tokens, valid = torch.randn(3, 6, LAYOUT.token_dim), torch.ones(3, 6, dtype=torch.bool)
     tokens[..., LAYOUT.end], valid[1, 4:] = 0, False
     tokens[1, 4:, LAYOUT.end] = 1
+    # Vectors that are features of some windows, as training begins: random ones would all but one lie far from any.
+    load(vqvae, "vqvae", weights)
+    weights["vqvae.codebook.vectors_KD"] = vqvae.eval().features(tokens).detach().flatten(0, 1)[:6].clone()
+    weights["vqvae.codebook.counts_K"] = torch.ones(6)
+    weights["vqvae.codebook.sums_KD"] = weights["vqvae.codebook.vectors_KD"].clone()
     scale = {"mean": torch.randn(LAYOUT.transition_dim), "deviation": torch.rand(LAYOUT.transition_dim) + 0.5}
     return weights | scale | {"tokens": tokens, "valid": valid, "observations": torch.randn(2, LAYOUT.observation_dim)}
 
 
-def computed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def load(model: torch.nn.Module, name: str, weights: dict[str, Tensor]) -> None:
+    model.load_state_dict({key[len(name) + 1 :]: value for key, value in weights.items() if key.startswith(f"{name}.")})
+
+
+def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every quantity, from inputs and weights."""
-    vqvae, prior = models()
+    vqvae, prior = models(variant)
     for name, model in (("vqvae", vqvae), ("prior", prior)):
-        model.load_state_dict({key[len(name) + 1 :]: value for key, value in given.items() if key.startswith(f"{name}.")})
-        model.eval()
+        load(model.eval(), name, given)
     tokens, valid, state = given["tokens"], given["valid"], given["tokens"][:, 0, LAYOUT.observation]
     found = {"features": vqvae.features(tokens), "codes": vqvae.encode(tokens)}
     decoded, _ = vqvae.decode(found["codes"], state)
@@ -93,7 +104,7 @@ def computed(given: dict[str, Tensor]) -> dict[str, Tensor]:
     found["log_probabilities"] = prior.log_probabilities(found["codes"], state)
 
     normalizer = Normalizer(given["mean"].numpy(), given["deviation"].numpy())
-    for name, changes in SEARCHES.items():
+    for name, changes in searches(variant).items():
         policy = Policy(vqvae, normalizer, prior, PLANNER.model_copy(update=changes), torch.device("cpu"))
         plan = policy.plan(given["observations"].numpy(), [torch.Generator().manual_seed(seed) for seed in (1, 2)])
         for quantity in ("codes", "actions", "value", "log_probability", "score"):
@@ -103,6 +114,7 @@ def computed(given: dict[str, Tensor]) -> dict[str, Tensor]:
         ("vqvae", vqvae.train(), lambda: vqvae.loss(tokens, valid)["loss"]),
         ("prior", prior.train(), lambda: prior.loss(found["codes"], state)["loss"]),
     ):
+        torch.manual_seed(0)  # attention masks codes at random
         optimizer, losses = make_optimizer(model, FIT), []
         for _ in range(4):
             optimizer.zero_grad()
@@ -113,16 +125,24 @@ def computed(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().contiguous() for name, value in found.items()}
 
 
-def load() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def searches(variant: str) -> dict[str, dict[str, Any]]:
+    """All searches; a beam needs steps of partial plans, which attention's decoder does not have."""
+    return {name: changes for name, changes in SEARCHES.items() if variant != "attention" or "search" in changes}
+
+
+def stored(variant: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What is given and what was computed from it."""
     every = load_file(FILE)
     return tuple(
         {key.removeprefix(part): value for key, value in every.items() if key.startswith(part)}
-        for part in ("given/", "computed/")
+        for part in (f"{variant}/given/", f"{variant}/computed/")
     )
 
 
 if __name__ == "__main__":
-    inputs = given()
-    parts = {"given/": inputs, "computed/": computed(inputs)}
-    save_file({part + key: value for part, tensors in parts.items() for key, value in tensors.items()}, FILE)
+    kept = {}
+    for variant in VARIANTS:
+        inputs = given(variant)
+        kept |= {f"{variant}/given/{key}": value for key, value in inputs.items()}
+        kept |= {f"{variant}/computed/{key}": value for key, value in computed(variant, inputs).items()}
+    save_file(kept, FILE)

@@ -36,7 +36,7 @@ from tap.figures import (
     score_figure,
 )
 from tap.files import read_json, write_atomically
-from tap.results import SOURCES, Result, Row, estimate, load_results, read_paper, table_rows
+from tap.results import SOURCES, Result, Row, estimate, load_diagnoses, load_results, read_paper, table_rows
 from tap.settings import suite_of
 from tap.tables import (
     NOTHING,
@@ -263,7 +263,8 @@ def write_report(data: Path, out: Path) -> Path:
     for dataset, validation in validations.items():
         alt = _histogram_in_words(validation).capitalize()
         histograms[dataset] = Picture(f"{dataset}-returns", "Episode returns", "", alt, returns_figure(validation))
-    tables, experiments = experiment_tables(rows), experiment_pictures(rows, validations)
+    tables = experiment_tables(rows, load_diagnoses(data / "metrics"))
+    experiments = experiment_pictures(rows, validations)
     page = _template().render(
         rows=rows,
         results=results,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -83,21 +83,52 @@ class Result(_Read):
         return (*data, self.environment, self.simulator, self.environment_seed, self.episodes)
 
 
+class Drawn(_Read):
+    """What plans drawn in one way promise, and how far they are off; see `tap.diagnostics.Distribution.summarize`."""
+
+    predicted_return_deviation: float
+    state_prediction_error_median: float
+    rank_correlation: float
+
+
+class Diagnosis(_Read):
+    """Plans drawn for one seed of one dataset: a metrics file of `diagnose`."""
+
+    dataset: str
+    source: str
+    scale: str
+    seed: int
+    protocol: str
+    prior: Drawn
+    uniform: Drawn
+
+
+Model = TypeVar("Model", bound=_Read)
+
+
+def load_diagnoses(folder: Path) -> list[Diagnosis]:
+    """All under `folder`/diagnose, by dataset and seed. Raises ValueError with the name of a file that is none."""
+    diagnoses = [_read(path, Diagnosis) for path in folder.glob("diagnose/*.json")]
+    return sorted(diagnoses, key=lambda each: (each.dataset, each.seed))
+
+
 def load_results(folder: Path) -> list[Result]:
     """All results under `folder`/evaluate and `folder`/ablations, by dataset, ablation and seed.
 
     Raises ValueError where there is no evaluation, and names the file that is no result.
     """
-    results = []
-    for path in [*folder.glob("evaluate/*.json"), *folder.glob("ablations/*.json")]:
-        try:
-            results.append(Result.model_validate(read_json(path)))
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ValueError(f"{path} is no result ({problems}): run its stage again with `dvc repro --force`") from None
+    results = [_read(path, Result) for path in [*folder.glob("evaluate/*.json"), *folder.glob("ablations/*.json")]]
     if all(result.ablation for result in results):
         raise ValueError(f"{folder / 'evaluate'} holds no results: run `dvc repro evaluate` first")
     return sorted(results, key=lambda result: (result.dataset, result.ablation or "", result.seed))
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate(read_json(path))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ValueError(f"{path} is no result ({problems}): run its stage again with `dvc repro --force`") from None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tap.results import SOURCES, Estimate, Row, estimate, mean_of, read_paper
+from tap.results import SOURCES, Diagnosis, Estimate, Row, estimate, mean_of, read_paper
 from tap.settings import suite_of
 
 NOTHING = "\N{EN DASH}"
@@ -361,9 +361,34 @@ def departures_table(bases: Sequence[Row]) -> Table | None:
     return Table("Departures from the published behaviour", caption, head, tuple(lines)) if lines else None
 
 
-def experiment_tables(rows: Sequence[Row]) -> list[Table]:
+def drawn_plans_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
+    """How far plans from the prior and uniform ones are off, and whether those that promise more are further off (appendix)."""
+    lines = []
+    for each in diagnoses:
+        cells = [
+            text
+            for drawn in (each.prior, each.uniform)
+            for text in (
+                f"{drawn.state_prediction_error_median:.3g}",
+                f"{drawn.predicted_return_deviation:.3g}",
+                f"{drawn.rank_correlation:+.2f}",
+            )
+        ]
+        source = SOURCES.get(each.source, each.source)
+        lines.append(Line(each.dataset, f"{source}; {each.scale} scale; seed {each.seed}; {each.protocol}", tuple(cells)))
+    caption = (
+        "Median of the plans' mean squared state errors against the simulator, which follows their actions; standard deviation "
+        "of the returns that they promise; Spearman's rank correlation of both. Where it is positive, plans that promise more "
+        "are further off, and a search for the highest return is drawn to the errors."
+    )
+    head, groups = ("error", "spread of promises", "promise and error"), (("from the prior", 3), ("uniform", 3))
+    return Table("Drawn plans", caption, head * 2, tuple(lines), groups) if lines else None
+
+
+def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis] = ()) -> list[Table]:
     """All tables that there are results for, in the paper's order."""
-    tables = [*main_tables(rows), *(study_table(study, rows) for study in STUDIES), departures_table(rows)]
+    studies = (study_table(study, rows) for study in STUDIES)
+    tables = [*main_tables(rows), *studies, drawn_plans_table(diagnoses), departures_table(rows)]
     return [table for table in tables if table]
 
 

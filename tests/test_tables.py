@@ -10,7 +10,7 @@ from test_report import Page, metrics, result, validation, write
 
 from tap.figures import ablation_figure, dimension_latency_figure, horizon_latency_figure, latent_step_figure, relative_figure
 from tap.report import experiment_pictures, write_report
-from tap.results import Estimate, Row, mean_of, read_paper, table_rows
+from tap.results import Diagnosis, Estimate, Row, load_diagnoses, mean_of, read_paper, table_rows
 from tap.tables import (
     STUDIES,
     Line,
@@ -18,6 +18,7 @@ from tap.tables import (
     compare,
     complete,
     departures_table,
+    drawn_plans_table,
     experiment_tables,
     main_tables,
     markdown,
@@ -263,6 +264,33 @@ def test_markdown_escapes_what_would_be_markup() -> None:
     assert text.splitlines()[2:] == ["|  | a (ours) | b (theirs) |", "| :-- | --: | --: |", "| x\\|y<br>&lt;i> | 1 | 2 |"]
 
 
+def diagnosis_metrics(**changes: Any) -> dict[str, Any]:
+    """A metrics file of the stage diagnose."""
+    drawn = {"predicted_return_deviation": 74.27, "state_prediction_error_median": 0.08443, "rank_correlation": -0.2}
+    facts = {"dataset": "hopper-medium-v2", "source": "recollected", "scale": "cpu", "seed": 0, "protocol": "26 plans"}
+    return facts | {"prior": drawn, "uniform": drawn | {"rank_correlation": 0.469}} | changes
+
+
+def test_drawn_plans_of_prior_and_codebook_stand_side_by_side() -> None:
+    table = drawn_plans_table([Diagnosis.model_validate(diagnosis_metrics())])
+    assert table is not None
+    (line,) = table.lines
+    assert line.cells == ("0.0844", "74.3", "-0.20", "0.0844", "74.3", "+0.47")
+    assert line.note == "recollected, not D4RL's data; cpu scale; seed 0; 26 plans"
+    assert table.groups == (("from the prior", 3), ("uniform", 3))
+    assert drawn_plans_table([]) is None
+
+
+def test_diagnoses_are_read_in_order_and_broken_ones_named(tmp_path: Path) -> None:
+    for dataset, seed in (("pen-human-v0", 0), ("hopper-medium-v2", 10), ("hopper-medium-v2", 9)):
+        write(tmp_path / f"diagnose/{dataset}-{seed}.json", diagnosis_metrics(dataset=dataset, seed=seed))
+    order = [("hopper-medium-v2", 9), ("hopper-medium-v2", 10), ("pen-human-v0", 0)]
+    assert [(each.dataset, each.seed) for each in load_diagnoses(tmp_path)] == order
+    write(tmp_path / "diagnose/x-0.json", diagnosis_metrics(prior={}))
+    with pytest.raises(ValueError, match=r"x-0\.json is no result \(prior.predicted_return_deviation: .*dvc repro --force"):
+        load_diagnoses(tmp_path)
+
+
 def write_experiments(data: Path, datasets: int) -> None:
     """Two seeds of some datasets; the first has every kind of ablation, all have no-search."""
     ids = ("hopper-medium-v2", "walker2d-medium-v2", "pen-expert-v1", "door-expert-v1")[:datasets]
@@ -281,6 +309,7 @@ def write_experiments(data: Path, datasets: int) -> None:
     for place, dataset in enumerate(ids):
         facts: dict[str, Any] = {"dataset": dataset, "source": "recollected"}
         write(data / f"raw/{dataset}/validation.json", validation() | facts | {"action_dim": 3 * (place + 1)})
+        write(data / f"metrics/diagnose/{dataset}-0.json", diagnosis_metrics(dataset=dataset))
         for seed in (0, 1):
             own = facts | {"seed": seed, "latent_step": 3, "planner": BASE, "normalized_score": 40.0 + 20 * seed}
             write(data / f"metrics/evaluate/{dataset}-{seed}.json", metrics(**own))
@@ -298,7 +327,7 @@ def test_page_and_markdown_hold_the_same_tables(tmp_path: Path, datasets: int) -
     assert page.words.index("Results") < page.words.index("Experiments beside the paper")
     text = (tmp_path / "report/results.md").read_text()
     titles = [title for title in re.findall(r"^### (.*)$", text, re.MULTILINE) if title != "What was evaluated"]
-    assert {study.title for study in STUDIES} < set(titles)
+    assert {study.title for study in STUDIES} | {"Drawn plans"} < set(titles)
     for title in titles:
         assert title in page.words
     for word in ("None", "nan", "Undefined"):

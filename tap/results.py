@@ -108,7 +108,7 @@ Model = TypeVar("Model", bound=_Read)
 
 def load_diagnoses(folder: Path) -> list[Diagnosis]:
     """All under `folder`/diagnose, by dataset and seed. Raises ValueError with the name of a file that is none."""
-    diagnoses = [_read(path, Diagnosis) for path in folder.glob("diagnose/*.json")]
+    diagnoses = [_parse(path, Diagnosis) for path in folder.glob("diagnose/*.json")]
     return sorted(diagnoses, key=lambda each: (each.dataset, each.seed))
 
 
@@ -117,13 +117,13 @@ def load_results(folder: Path) -> list[Result]:
 
     Raises ValueError where there is no evaluation, and names the file that is no result.
     """
-    results = [_read(path, Result) for path in [*folder.glob("evaluate/*.json"), *folder.glob("ablations/*.json")]]
+    results = [_parse(path, Result) for path in [*folder.glob("evaluate/*.json"), *folder.glob("ablations/*.json")]]
     if all(result.ablation for result in results):
         raise ValueError(f"{folder / 'evaluate'} holds no results: run `dvc repro evaluate` first")
     return sorted(results, key=lambda result: (result.dataset, result.ablation or "", result.seed))
 
 
-def _read(path: Path, model: type[Model]) -> Model:
+def _parse(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(read_json(path))
     except ValidationError as error:

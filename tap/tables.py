@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tap.results import SOURCES, Diagnosis, Estimate, Row, estimate, mean_of, read_paper
+from tap.results import SOURCES, Diagnosis, Drawn, Estimate, Row, estimate, mean_of, read_paper
 from tap.settings import suite_of
 
 NOTHING = "\N{EN DASH}"
@@ -142,7 +142,11 @@ def _may_be_averaged(rows: Sequence[Row]) -> bool:
 def describe(row: Row) -> str:
     """Where the data comes from, and how much was evaluated at which scale."""
     kind = "" if row.normalized else "returns, no reference scores; "
-    return f"{SOURCES.get(row.first.source, row.first.source)}; {row.first.scale} scale; {kind}{row.extent}"
+    return f"{_origin(row.first.source, row.first.scale)}; {kind}{row.extent}"
+
+
+def _origin(source: str, scale: str) -> str:
+    return f"{SOURCES.get(source, source)}; {scale} scale"
 
 
 # ---------------------------------------------------------------- ablations of the paper
@@ -363,29 +367,29 @@ def departures_table(bases: Sequence[Row]) -> Table | None:
 
 def drawn_plans_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
     """How far plans from the prior and uniform ones are off, and whether those that promise more are further off (appendix)."""
-    lines = []
-    for each in diagnoses:
-        cells = [
-            text
-            for drawn in (each.prior, each.uniform)
-            for text in (
-                f"{drawn.state_prediction_error_median:.3g}",
-                f"{drawn.predicted_return_deviation:.3g}",
-                f"{drawn.rank_correlation:+.2f}",
-            )
-        ]
-        source = SOURCES.get(each.source, each.source)
-        lines.append(Line(each.dataset, f"{source}; {each.scale} scale; seed {each.seed}; {each.protocol}", tuple(cells)))
+
+    def cells(drawn: Drawn) -> tuple[str, ...]:
+        error, spread = drawn.state_prediction_error_median, drawn.predicted_return_deviation
+        return f"{error:.3g}", f"{spread:.3g}", f"{drawn.rank_correlation:+.2f}"
+
+    lines = [
+        Line(
+            each.dataset,
+            f"{_origin(each.source, each.scale)}; seed {each.seed}; {each.protocol}",
+            (*cells(each.prior), *cells(each.uniform)),
+        )
+        for each in diagnoses
+    ]
     caption = (
-        "Median of the plans' mean squared state errors against the simulator, which follows their actions; standard deviation "
-        "of the returns that they promise; Spearman's rank correlation of both. Where it is positive, plans that promise more "
-        "are further off, and a search for the highest return is drawn to the errors."
+        "Plans from the prior, and plans of uniform codes: median of their mean squared state errors against the simulator, "
+        "which follows their actions; standard deviation of their predicted returns; Spearman's rank correlation of both. "
+        "Where it is positive, plans that promise more are further off, and a search for the highest return is drawn to errors."
     )
-    head, groups = ("error", "spread of promises", "promise and error"), (("from the prior", 3), ("uniform", 3))
+    head, groups = ("state error", "spread of returns", "rank correlation"), (("from the prior", 3), ("uniform", 3))
     return Table("Drawn plans", caption, head * 2, tuple(lines), groups) if lines else None
 
 
-def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis] = ()) -> list[Table]:
+def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis]) -> list[Table]:
     """All tables that there are results for, in the paper's order."""
     studies = (study_table(study, rows) for study in STUDIES)
     tables = [*main_tables(rows), *studies, drawn_plans_table(diagnoses), departures_table(rows)]

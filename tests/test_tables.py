@@ -152,7 +152,7 @@ def test_what_only_stands_beside_makes_no_table() -> None:
         "pooling, sample prior": ("30.0 ± 0.0", "79.0"),
         "attention, sample prior": ("35.0 ± 0.0", "79.7"),
     }
-    assert [table.title for table in experiment_tables(rows_of())] == ["Locomotion: results"]
+    assert [table.title for table in experiment_tables(rows_of(), [])] == ["Locomotion: results"]
 
 
 def test_means_are_over_datasets_with_all_columns() -> None:
@@ -176,7 +176,7 @@ def test_unlike_datasets_have_no_mean() -> None:
     mine = rows_of("hopper-medium-v2", prior_sampling=(other, [10.0, 20.0]))
     for dataset, source in (("hopper-medium-v2", "d4rl"), ("hopper-medium", "recollected"), ("ant-medium-v2", "d4rl")):
         rows = [*mine, *rows_of(dataset, source, prior_sampling=(other, [10.0, 20.0]))]
-        assert not any(line.label.startswith("mean") for table in experiment_tables(rows) for line in table.lines)
+        assert not any(line.label.startswith("mean") for table in experiment_tables(rows, []) for line in table.lines)
     _, comparisons = compare(STUDY["sampling"], [*mine, *rows_of("ant-medium-v2", "d4rl", prior_sampling=(other, [1.0, 2.0]))])
     assert [each.base.first.dataset for each in complete(comparisons)] == ["hopper-medium-v2"]
 
@@ -200,7 +200,7 @@ def test_the_papers_numbers_are_never_without_the_label_of_their_data(source: st
     rows = rows_of(
         "hopper-medium-replay-v2", source, beta_1e_2=(one, [20.0, 30.0]), latent_step_1=({"latent_step": 1}, [5.0, 5.0])
     )
-    tables = experiment_tables(rows)
+    tables = experiment_tables(rows, [])
     papers_texts = {"87.3 ± 2.3", "93.2", "97.0", "61.9", "95.0", "94.7"}
     found = set()
     for table in tables:

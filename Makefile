@@ -14,12 +14,12 @@ demo: $(INSTALLED) ## install, then run the whole pipeline of params.yaml: data 
 test: $(INSTALLED) ## install, then run all checks and tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict tap pipelines
+	$(BIN)/mypy --strict tap pipelines scripts
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-sweep: $(INSTALLED) ## a sweep by two workers, one of which is killed: minutes
-	$(BIN)/pytest -m sweep -s tests/test_sweep.py
+	$(BIN)/pytest -m sweep -s tests/orchestration/test_sweep.py
 
 ui: $(INSTALLED) ## serve MLflow's and Prefect's pages until Ctrl-C
 	$(BIN)/tap ui
@@ -38,5 +38,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "$(PYTHON) cannot make virtual environments: install python3-venv (Debian, Ubuntu), or make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,team,dev]'
-	$(BIN)/python -m pipelines.plots_template
+	$(BIN)/python -m scripts.plots_template
 	@touch $@

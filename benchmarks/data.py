@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.measure import Result, main, peak_memory, resident_memory
 from benchmarks.sizes import LAYOUTS, params_of
-from tap.datasets import load_episodes, lookup
-from tap.windows import Windows, fit_normalizer
+from tap.data.catalog import lookup
+from tap.data.hdf5 import load_episodes
+from tap.data.windows import Windows, fit_normalizer
 
 EPISODE = 500
 

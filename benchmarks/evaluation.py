@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.measure import Result, main, seconds
 from benchmarks.sizes import LAYOUTS, params_of, random_policy
-from tap.policy import Policy
+from tap.planning.policy import Policy
 
 EPISODES = 20
 WHOLE = 1000  # steps of an episode
@@ -35,7 +35,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
 
 
 def run(policy: Policy, episodes: int, steps: int) -> None:
-    """As tap.evaluation.rollout does, without what it measures on the way."""
+    """As tap.evaluation.rollout.rollout does, without what it measures on the way."""
     import gymnasium
 
     with warnings.catch_warnings():

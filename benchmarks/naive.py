@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tap.codebook import Codebook
-from tap.transformer import Block
+from tap.model.codebook import Codebook
+from tap.model.transformer import Block
 
 
 class NaiveBlock(Block):

@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.measure import Result, in_turn, main, matrix_product, profile, ratio
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
-from tap import reference
-from tap.policy import Policy
+from tap.data.windows import Layout
+from tap.planning import reference
+from tap.planning.policy import Policy
 from tap.settings import Params
-from tap.windows import Layout
 
 SUITES = {"locomotion": "hopper", "adroit": "pen", "antmaze": "antmaze"}  # each by one of its tasks
 

@@ -14,8 +14,8 @@ import torch
 from benchmarks.measure import Result, main, seconds
 from benchmarks.sizes import LAYOUTS, params_of, random_windows
 from tap.distributed import process_group, rank, world_size
+from tap.model.vqvae import VQVAE
 from tap.training import choose_device, make_optimizer, step
-from tap.vqvae import VQVAE
 
 
 def benchmark(device: torch.device, quick: bool) -> Result:

@@ -29,7 +29,7 @@ PERIOD = 1 / 20  # seconds of a tick
 def benchmark(device: torch.device, quick: bool) -> Result:
     if importlib.util.find_spec("mlflow") is None:
         return {"skipped": "mlflow is not installed"}
-    from pipelines import process
+    from pipelines.orchestration import process
 
     seconds = 3.0 if quick else 10.0
     with tempfile.TemporaryDirectory() as folder, socket.socket() as listener:
@@ -49,9 +49,9 @@ def benchmark(device: torch.device, quick: bool) -> Result:
 
 def log_random_policy(folder: Path) -> str:
     """A policy with random weights in MLflow's store; its URI."""
-    from tap.registry import log_policy
     from tap.settings import Runtime
-    from tap.tracking import start_run
+    from tap.tracking.registry import log_policy
+    from tap.tracking.run import start_run
 
     layout = LAYOUTS["hopper"]
     random_policy(params_of("hopper", "cpu"), layout, torch.device("cpu")).save(folder / "policy")

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 import yaml
 
-from tap.datasets import Episodes
-from tap.policy import Policy
-from tap.prior import Prior
+from tap.data.episodes import Episodes
+from tap.data.windows import Layout, Normalizer, Windows
+from tap.model.prior import Prior
+from tap.model.vqvae import VQVAE
+from tap.planning.policy import Policy
 from tap.settings import Params, Scale, load_params
-from tap.vqvae import VQVAE
-from tap.windows import Layout, Normalizer, Windows
 
 # Observations and actions of D4RL's tasks: 14, 23, 35, 39 and 69 numbers, two more with reward and return-to-go.
 LAYOUTS = {

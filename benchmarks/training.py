@@ -20,13 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.measure import Result, in_turn, main, matrix_product, peak_memory, profile, ratio
 from benchmarks.naive import make_naive
 from benchmarks.sizes import LAYOUTS, params_of, random_windows
-from tap.graphs import Graphed
-from tap.prior import Prior
+from tap.cuda_graph import Graphed
+from tap.data.windows import Layout
+from tap.model.prior import Prior
+from tap.model.transformer import compile_blocks
+from tap.model.vqvae import VQVAE
 from tap.settings import Params
 from tap.training import make_optimizer, step
-from tap.transformer import compile_blocks
-from tap.vqvae import VQVAE
-from tap.windows import Layout
 
 SUITES = {"locomotion": "hopper", "adroit": "pen"}
 Update = Callable[[], Any]

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipelines import process
+from pipelines.orchestration import process
 
 PARAMS = Path("params.yaml")
 
@@ -81,7 +81,7 @@ def run(
 
     Example: `tap run --dataset hopper-medium-replay --seed 0 --seed 1`
     """
-    from pipelines import flow
+    from pipelines.orchestration import flow
 
     flow.run(dataset or None, seed or None, promote)
 
@@ -92,7 +92,7 @@ def datasets() -> None:
 
     Example: `tap datasets | grep door`
     """
-    from tap.datasets import known_datasets
+    from tap.data.catalog import known_datasets
 
     table = Table("dataset", "source", "environment", "steps", "random", "expert", box=box.SIMPLE_HEAD)
     for info in known_datasets().values():
@@ -107,7 +107,7 @@ def validate(dataset: Dataset) -> None:
 
     Example: `tap validate hopper-medium-replay`
     """
-    from pipelines.fetch import validate as validate_dataset
+    from pipelines.stages.fetch import validate as validate_dataset
 
     _, report = validate_dataset(dataset)
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
@@ -184,8 +184,8 @@ def serve(
     Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
     """
     from pipelines.serve import serve as serve_policy
-    from tap.registry import model_name
     from tap.settings import Runtime
+    from tap.tracking.registry import model_name
 
     name, _, alias = policy.partition("@")
     serve_policy(model_name(name), alias or "champion", host, port, Runtime().tracking_uri)
@@ -209,7 +209,7 @@ def sweep(
 
     Example: `tap sweep --dataset hopper-medium-replay --remote s3://bucket/tap`
     """
-    from pipelines import sweep as sweeping
+    from pipelines.orchestration import sweep as sweeping
 
     sweeping.run(dataset or None, seed or None, pool, gpus, promote, remote)
 
@@ -236,7 +236,7 @@ def worker(
 
     Example: `tap worker gpu --remote s3://bucket/tap`
     """
-    from pipelines import worker as working
+    from pipelines.orchestration import worker as working
 
     sys.exit(working.start(pool, clone or Path(".workers") / pool, git, remote, runs_per_gpu))
 
@@ -249,8 +249,8 @@ def reap(
 
     Example: `tap reap --after 300`
     """
-    from pipelines import reap as reaping
-    from pipelines.worker import require_server
+    from pipelines.orchestration import reap as reaping
+    from pipelines.orchestration.worker import require_server
 
     require_server()
     lines = reaping.reap.fn(after)
@@ -265,8 +265,8 @@ def sync() -> None:
 
     Example: `tap sync`
     """
-    from tap import tracking
     from tap.settings import Runtime
+    from tap.tracking import run as tracking
 
     outcomes = []
     for delivered in tracking.sync(Runtime()):

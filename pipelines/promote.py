@@ -7,7 +7,7 @@ and differ in the training seed are the evidence about that recipe.
 
 - where there is no champion yet;
 - or where its recipe's mean score is above that of the champion's recipe, and the bootstrap interval of the difference, over
-  seeds and episodes (tap/comparison.py), lies above 0;
+  seeds and episodes (tap/evaluation/bootstrap.py), lies above 0;
 - or, if the champion is of the same recipe, where that interval of the two policies' own scores does, over episodes: the
   question is then not what to train, but which of the trained policies serves;
 
@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tap import tracking
-from tap.comparison import Difference, difference
+from tap.evaluation.bootstrap import Difference, difference
 from tap.files import read_json
-from tap.model_card import with_promotion
-from tap.registry import PREFIX, Registry, Version, model_name, open_registry
-from tap.results import SOURCES, Estimate, mean_and_standard_error
+from tap.reporting.results import SOURCES, Estimate, mean_and_standard_error
 from tap.settings import Runtime, load_params, read_params_file
-from tap.store import public
+from tap.tracking import run as tracking
+from tap.tracking.mlflow_store import public
+from tap.tracking.model_card import with_promotion
+from tap.tracking.registry import PREFIX, Registry, Version, model_name, open_registry
 
 EVALUATIONS = Path("data/metrics/evaluate")
 CHAMPION, CHALLENGER = "champion", "challenger"

@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 
-from pipelines import process
-from tap.registry import open_registry
-from tap.store import public
+from pipelines.orchestration import process
+from tap.tracking.mlflow_store import public
+from tap.tracking.registry import open_registry
 
 
 def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:

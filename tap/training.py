@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from tap.cuda_graph import Graphed
 from tap.distributed import all_reduce_sum, rank, world_size
 from tap.files import write_atomically
-from tap.graphs import Graphed
 from tap.settings import Fit
 
 HELD_OUT_WINDOWS = 1024  # spread evenly over the held-out episodes

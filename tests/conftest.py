@@ -15,12 +15,13 @@ import pytest
 import torch
 import yaml
 
-from tap.datasets import DatasetInfo, Episodes
-from tap.policy import Policy
-from tap.prior import Prior
+from tap.data.catalog import DatasetInfo
+from tap.data.episodes import Episodes
+from tap.data.windows import Layout, fit_normalizer
+from tap.model.prior import Prior
+from tap.model.vqvae import VQVAE
+from tap.planning.policy import Policy
 from tap.settings import Params, load_params
-from tap.vqvae import VQVAE
-from tap.windows import Layout, fit_normalizer
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.naive import make_naive
 from benchmarks.planning import flops, generators
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy, random_windows
-from tap.vqvae import VQVAE
+from tap.model.vqvae import VQVAE
 
 
 @pytest.mark.parametrize("task", ["hopper", "pen"])

@@ -10,7 +10,7 @@ from conftest import ROOT
 from prefect import Flow
 
 from pipelines.cli import app
-from pipelines.worker import POOLS
+from pipelines.orchestration.worker import POOLS
 
 
 def load(name: str) -> list[Any]:

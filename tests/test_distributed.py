@@ -10,7 +10,7 @@ import torch
 WORKER = """
 import sys, torch
 from torch import nn
-from tap.codebook import Codebook
+from tap.model.codebook import Codebook
 from tap.distributed import process_group, rank
 from tap.settings import Codebook as CodebookParams, Fit
 from tap.training import fit

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.promote import PROTOCOL, Decision, history, models, promote, rollback
-from tap import tracking
-from tap.policy import Policy
-from tap.registry import log_policy, model_name
+from tap.planning.policy import Policy
 from tap.settings import Runtime
-from tap.store import connect
+from tap.tracking import run as tracking
+from tap.tracking.mlflow_store import connect
+from tap.tracking.registry import log_policy, model_name
 
 EXAMPLE = np.random.default_rng(0).normal(size=(2, 11))
 

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from tap.prior import Prior
+from tap.data.windows import Layout
+from tap.model.prior import Prior
+from tap.model.vqvae import VQVAE
 from tap.settings import Fit, Params
 from tap.training import checkpoint_folder, choose_device, fit, make_optimizer, step
-from tap.vqvae import VQVAE
-from tap.windows import Layout
 
 PARAMS = Fit(
     updates=30,

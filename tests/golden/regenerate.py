@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tap.policy import Policy
-from tap.prior import Prior
+from tap.data.windows import Layout, Normalizer
+from tap.model.prior import Prior
+from tap.model.vqvae import VQVAE
+from tap.planning.policy import Policy
 from tap.settings import Fit, Planner, TrainPrior, TrainVqvae
 from tap.training import make_optimizer
-from tap.vqvae import VQVAE
-from tap.windows import Layout, Normalizer
 
 FILE = Path(__file__).parent / "golden.safetensors"
 LAYOUT = Layout(observation_dim=4, action_dim=2)

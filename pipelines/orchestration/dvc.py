@@ -1,0 +1,129 @@
+"""What DVC runs: the instances of the stages in dvc.yaml, which of them are stale, and one `dvc` command at a time."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from pipelines.orchestration import process
+from tap.settings import STAGES, read_params_file
+
+PARAMS = Path("params.yaml")
+DVC_FOLDER = Path(".dvc/tmp")
+# What DVC says after each stage: repeated advice about git and its remotes.
+ADVICE = re.compile(
+    r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
+)
+T = TypeVar("T")
+LOG_PROGRESS_EVERY = 30  # seconds; a terminal shows every step of a progress bar instead
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One stage of dvc.yaml for one value of its matrix."""
+
+    stage: str
+    dataset: str | None = None
+    seed: int | None = None
+    ablation: str | None = None
+
+    @property
+    def _key(self) -> tuple[str | int | None, ...]:
+        return (self.dataset, self.seed, self.ablation)
+
+    def __str__(self) -> str:
+        """DVC's name of it: STAGE@DATASET-SEED-ABLATION."""
+        key = "-".join(str(part) for part in self._key if part is not None)
+        return f"{self.stage}@{key}" if key else self.stage
+
+    def builds_on(self, earlier: "Instance") -> bool:
+        """Whether this one may read what an earlier one writes: the report reads everything, others what shares their key."""
+        shared = zip(earlier._key, self._key, strict=True)
+        return self.stage == "report" or all(theirs in (None, mine) for theirs, mine in shared)
+
+
+def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
+    """Every stage to run for `datasets` and `seeds` (None: all of params.yaml), each after what it builds on.
+
+    Raises ValueError where params.yaml does not list one of them, since DVC knows only what stands there.
+    """
+    file = read_params_file(PARAMS)
+    chosen = []
+    for dataset in _listed("datasets", datasets, list(file.datasets)):
+        chosen.append(Instance("fetch", dataset))
+        for seed in _listed("seeds", seeds, file.seeds):
+            chosen += [Instance(stage, dataset, seed) for stage in STAGES[1:]]
+            if seed == file.seeds[0]:
+                chosen.append(Instance("diagnose", dataset, seed))
+            if dataset in file.ablate.datasets:
+                for stage, ablations in (("ablations", file.ablate.planners), ("model_ablations", file.ablate.models)):
+                    chosen += [Instance(stage, dataset, seed, ablation) for ablation in ablations]
+    return [*chosen, Instance("report")]
+
+
+def _listed(key: str, wanted: Sequence[T] | None, listed: list[T]) -> list[T]:
+    for value in wanted or ():
+        if value not in listed:
+            raise ValueError(
+                f"{PARAMS}: {key}: {value!r} is not listed; add it there, or choose from {', '.join(map(str, listed))}"
+            )
+    return list(dict.fromkeys(wanted)) if wanted else listed
+
+
+def stale(chosen: Sequence[Instance]) -> set[Instance]:
+    """Those whose command, params, inputs or outputs changed since their last run, and all that build on them.
+
+    One `dvc status` for all takes as long as the `dvc repro` of a single fresh stage. Raises ValueError where DVC refuses.
+    """
+    lines: list[str] = []
+    if dvc("status", "--json", *map(str, chosen), show=lambda line, _: lines.append(line)):
+        raise ValueError("\n".join(["`dvc status` failed:", *lines]))
+    changed = json.loads(next(line for line in lines if line.startswith("{")))
+    found: set[Instance] = set()
+    for instance in chosen:
+        if str(instance) in changed or any(instance.builds_on(earlier) for earlier in found):
+            found.add(instance)
+    return found
+
+
+def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:
+    """Run one `dvc` command, when no other flow in this folder runs one; see `process.run`."""
+    rwlock = DVC_FOLDER / "rwlock"
+    # DVC takes a killed run's lock for a live one when another process got its id, as in a container started again.
+    if rwlock.exists() and not any(_is_dvc(int(pid)) for pid in re.findall(r'"pid": (\d+)', rwlock.read_text())):
+        rwlock.unlink(missing_ok=True)
+    return process.run([sys.executable, "-m", "dvc", *arguments], show, DVC_FOLDER / "tap.lock", environment)
+
+
+def _is_dvc(pid: int) -> bool:
+    try:
+        return any(Path(part).name == "dvc" for part in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+
+
+def terminal_or_log(log: Callable[[str], None]) -> Callable[[str, bool], None]:
+    """A `show` for `process.run`: lines go to `log`; passing ones show in place on a terminal, now and then in a log."""
+    terminal = sys.stderr.isatty() and "CI" not in os.environ
+    logged = time.monotonic()
+
+    def show(line: str, passing: bool) -> None:
+        nonlocal logged
+        if terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{line[:width] if passing else ''}", end="", file=sys.stderr, flush=True)
+        elif passing:
+            passing = time.monotonic() < logged + LOG_PROGRESS_EVERY
+            logged = logged if passing else time.monotonic()
+        if line.strip() and not passing and not ADVICE.match(line):
+            log(line)
+
+    return show

@@ -1,0 +1,136 @@
+"""The Prefect flows: DVC says what is stale, Prefect runs it, shows it and stops it.
+
+`pipeline` does everything in this folder, for `tap run`. `train_evaluate` does one dataset and seed on a worker, in its clone.
+"""
+
+import io
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+# Read where prefect is imported: no usage data leaves this machine, and a log line begins with the stage it comes from.
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT", "%(asctime)s | %(message)s")
+os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT", "%(asctime)s | %(task_run_name)s | %(message)s")
+
+from prefect import flow, get_client, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from pipelines.orchestration import process
+from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
+
+METRICS = Path("data/metrics")
+REPORT = Path("data/report/index.html")
+
+
+# With no retries at all, Prefect logs the traceback that a returned Failed state does not have.
+@task(task_run_name="{instance}", retries=1, retry_condition_fn=lambda *_: False)
+def run_stage(
+    instance: Instance, fresh: bool = False, shared: bool = False, environment: Mapping[str, str] | None = None
+) -> State[Any]:
+    """One stage instance by `dvc repro`, in a process group that ends with this task, and that sees `environment` too.
+
+    `shared`: what the DVC remote has of it is restored from there instead, and what it lacks is sent there.
+    """
+    if fresh:
+        return Completed(name="UpToDate")
+    show = terminal_or_log(get_run_logger().info)
+    if dvc("repro", *(["--pull"] if shared else []), "--single-item", str(instance), show=show, environment=environment):
+        return Failed(message="for the reason above")
+    if shared and dvc("push", "--run-cache", str(instance), show=show):
+        return Failed(message="its results are in this clone, but did not reach the DVC remote")
+    return Completed()
+
+
+@flow(name="tap-pipeline")
+def pipeline(datasets: list[str] | None = None, seeds: list[int] | None = None, promote: bool = True) -> State[Any]:
+    """Bring every stage of `datasets` and `seeds` (None: all of params.yaml) up to date, promote, and attach the results."""
+    chosen = instances(datasets, seeds)
+    to_run = stale(chosen)
+    for instance in chosen:
+        state = run_stage(instance, fresh=instance not in to_run, return_state=True)
+        if not state.is_completed():
+            alone = f"`dvc repro --single-item {instance}` runs it alone"
+            return Failed(message=f"stage {instance} failed, for the reason above. {alone}; the next `tap run` goes on from it")
+    summary = conclude(chosen, promote)
+    print(summary)
+    create_markdown_artifact(summary, key="results", description="Scores, promotions, and where the report lies")
+    return Completed()
+
+
+@flow(name="tap-promote", flow_run_name="promote {dataset}")
+def promote(dataset: str, rollback: bool = False) -> str:
+    """What `tap promote` does, on a worker: with the evaluations in the DVC remote, for all seeds of params.yaml."""
+    from pipelines import promote as promotion  # loads MLflow
+
+    if rollback:
+        return str(promotion.rollback(dataset))
+    evaluations = [str(instance) for instance in instances([dataset], None) if instance.stage == "evaluate"]
+    if dvc("repro", "--pull", *evaluations, show=terminal_or_log(get_run_logger().info)):
+        raise ValueError(f"{dataset} is not evaluated for all seeds of {PARAMS}: run `tap sweep` first")
+    return str(promotion.promote(dataset, PARAMS))
+
+
+def conclude(chosen: Sequence[Instance], promote: bool) -> str:
+    """Promote each dataset's best policy if asked, and tell all results in Markdown. The instances must be up to date."""
+    from pipelines import promote as promotion  # loads MLflow
+    from tap.reporting.results import load_results, table_rows
+
+    runs = {(instance.dataset, instance.seed) for instance in chosen}
+    rows = table_rows([result for result in load_results(METRICS) if (result.dataset, result.seed) in runs])
+    table = Table("dataset", "score", "without search", "behaviour data", "decision", "evaluated", box=box.MARKDOWN)
+    for row in rows:
+        behaviour, ablation = row.first.behaviour, row.ablation("no-search")
+        table.add_row(
+            row.first.dataset,
+            str(row.score) if row.normalized else f"{row.score} (return)",
+            str(ablation.score) if ablation else "",
+            f"{behaviour.mean_normalized_score if row.normalized else behaviour.mean_return:.1f}",
+            f"{row.latency.median:.0f} ms",
+            f"{row.extent}, ± over {row.over}",
+        )
+    lines = [f"- report: {REPORT}", "- MLflow's and Prefect's pages: `make ui`"]
+    for dataset in dict.fromkeys(row.first.dataset for row in rows) if promote else ():
+        try:
+            decision = promotion.promote(dataset, PARAMS)
+            lines.append(f"- {decision.model} version {decision.version}: {decision.outcome} ({decision.reason})")
+        except ValueError as error:  # the results hold nevertheless
+            lines.append(f"- {dataset}: not promoted: {error}")
+    text = io.StringIO()
+    Console(file=text, width=160).print(table)
+    return "\n".join([text.getvalue().strip(), "", *lines])
+
+
+def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool) -> None:
+    """What `tap run` does: the flow, unless everything is up to date. Raises ValueError where a stage fails."""
+    chosen = instances(datasets, seeds)
+    if not stale(chosen):
+        print(f"All {len(chosen)} stages are up to date.\n\n{conclude(chosen, promote)}")
+        return
+    start_server()
+    state = pipeline(datasets, seeds, promote, return_state=True)
+    if not state.is_completed():
+        raise ValueError(state.message)
+
+
+def start_server() -> None:
+    """Start Prefect's temporary server, unless PREFECT_API_URL names another, so that it lasts just as long as this process.
+
+    A terminal's Ctrl-C would reach it as well, and the flow could not report its end: it inherits a mask that blocks SIGINT.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for server in psutil.Process().children():
+        process.watch(server.pid)  # it would outlive a kill -9

@@ -1,0 +1,15 @@
+"""Stage ablations: a trained policy with another planner, or another model's, as params.yaml's `ablations` name them.
+
+Example: python -m pipelines.stages.ablations hopper-medium-replay 0 no-search
+"""
+
+from pipelines.stages.command_line import main
+from pipelines.stages.evaluate import evaluate
+
+
+def run(dataset: str, seed: int, ablation: str) -> None:
+    evaluate("ablations", dataset, seed, ablation)
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,105 @@
+"""Stage diagnose: the plans that a policy's searches choose from, beside what the simulator makes of them (paper, appendix).
+
+Example: python -m pipelines.stages.diagnose hopper-medium-replay 0
+"""
+
+import base64
+import io
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.image import imsave
+
+from pipelines.stages.command_line import main
+from pipelines.stages.evaluate import provenance, tags_of
+from pipelines.stages.training import instance_key, output_folder
+from tap.data.catalog import DatasetInfo, lookup
+from tap.envs.antmaze import AntMaze
+from tap.envs.make import State, make_environment
+from tap.evaluation.diagnostics import EPISODES, distribution, render, visualise, with_planner
+from tap.files import read_json, write_json
+from tap.planning.policy import Policy
+from tap.settings import Evaluate, Runtime, load_params
+from tap.tracking import run as tracking
+from tap.training import choose_device
+
+VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to draw plans in, where they are known
+
+
+def run(dataset: str, seed: int) -> None:
+    params, key, runtime = load_params(Path("params.yaml"), dataset), instance_key(dataset, seed), Runtime()
+    info = lookup(dataset, params.fetch)
+    facts = provenance(params, info, read_json(Path("data/raw") / dataset / "validation.json"), seed)
+    vqvae, prior = (output_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
+    policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
+    runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
+    with tracking.start_run(
+        "diagnose",
+        name=f"diagnose {key}",
+        params=params.evaluate.model_dump(mode="json"),
+        tags=tags_of(facts, runs),
+        runtime=runtime,
+    ) as tracked:
+        metrics = facts | diagnose(policy, info, params.evaluate, seed, key) | {"git_commit": tracking.git_state()[0]}
+        for name in ("uniform", "prior"):
+            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in metrics[name].items()})
+        tracked.log_json(metrics, "metrics.json")
+        write_json(Path(f"data/metrics/diagnose/{key}.json"), metrics)
+
+
+def diagnose(policy: Policy, info: DatasetInfo, params: Evaluate, seed: int, key: str) -> dict[str, Any]:
+    """Draw and follow plans, and write them for the report; what is measured of them."""
+    examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
+    episodes = min(EPISODES, params.episodes)
+    starts = [State(params.seed + episode) for episode in range(episodes)]
+    samples = -(-params.planner.samples // episodes)
+    states = [state_of(example["state"]) for example in examples]
+    with closing(make_environment(info)) as env:
+        distributions = {
+            name: distribution(with_planner(policy, search=f"{name}_sampling", samples=samples), env, starts, seed)
+            for name in ("uniform", "prior")
+        }
+        plans = [visualise(policy, env, state, VIEWS.get(info.suite), seed) for state in states]
+        maze = env.unwrapped.maze if isinstance(env.unwrapped, AntMaze) else None
+    for example, state, shown in zip(examples, states, plans, strict=True):
+        shown["title"] = example["title"]
+        shown["walls"] = [maze.centre(cell).tolist() for cell in maze.walls] if maze else []
+        shown["frames"] = frames(info, state, shown["searches"])
+    write_json(
+        Path(f"data/plots/diagnose/{key}.json"),
+        {"distributions": {name: each.as_json() for name, each in distributions.items()}, "plans": plans},
+    )
+    protocol = (
+        f"{samples * episodes} plans of {params.planner.horizon} steps, {samples} from the first state of each of "
+        f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint"
+    )
+    return {"protocol": protocol} | {name: each.summarize() for name, each in distributions.items()}
+
+
+def state_of(example: dict[str, Any]) -> State:
+    """The state of an example that the stage evaluate wrote."""
+    return State(example["seed"], tuple(np.array(action, np.float32) for action in example["actions"]))
+
+
+def frames(info: DatasetInfo, state: State, searches: dict[str, Any]) -> dict[str, str]:
+    """For each search, the simulator following its chosen plan: a PNG in base64. Nothing where no renderer works."""
+    os.environ.setdefault("MUJOCO_GL", "egl")  # needs no display
+    found = {}
+    try:
+        with closing(make_environment(info, render_mode="rgb_array")) as env:
+            for search, shown in searches.items():
+                with io.BytesIO() as file:
+                    imsave(file, render(env, state, np.array(shown["chosen_actions"], np.float32)), format="png")
+                    found[search] = base64.b64encode(file.getvalue()).decode()
+    except Exception as error:  # whatever a graphics driver raises: pictures are an extra
+        print(f"no pictures of the simulator: {type(error).__name__}: {error}", file=sys.stderr)
+        return {}
+    return found
+
+
+if __name__ == "__main__":
+    main(run)

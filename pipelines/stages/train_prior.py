@@ -1,0 +1,49 @@
+"""Stage train_prior: the VQ-VAE's codes of the dataset -> a prior over them, given the first state.
+
+Example: python -m pipelines.stages.train_prior hopper-medium-replay 0
+"""
+
+import torch
+from torch import Tensor
+
+from pipelines.stages.training import launch, output_folder, training_job
+from tap.data.windows import Windows
+from tap.model.prior import Prior, save_prior
+from tap.model.vqvae import VQVAE, load_vqvae
+
+ENCODED_AT_ONCE = 1024  # windows
+
+
+def run(dataset: str, seed: int, ablation: str | None = None) -> None:
+    with training_job("train_prior", dataset, seed, ablation) as job:
+        vqvae, normalizer = load_vqvae(output_folder("train_vqvae", job.key), job.device)
+        training = Windows(job.training, vqvae.params.windows, normalizer, job.device)
+        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device)
+        params = job.params.train_prior
+        torch.manual_seed(seed)
+        prior = Prior(params, vqvae.params, vqvae.layout.observation_dim).to(job.device)
+
+        # The VQ-VAE is frozen, so where training sees a window more than once, all are encoded before.
+        once = params.fit.updates * params.fit.batch_size > len(training)
+        codes = {windows: encode(vqvae, windows) for windows in (training, held_out) if once}
+
+        def loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+            windows = held_out if is_held_out else training
+            codes_BM = codes[windows][starts] if once else encode(vqvae, windows, starts)
+            return prior.loss(codes_BM.long(), windows.transitions_NX[starts, vqvae.layout.observation])
+
+        job.fit(prior, loss, len(training), len(held_out), lambda folder: save_prior(folder, prior))
+
+
+@torch.no_grad()
+def encode(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Tensor:
+    """The codes (B, M) of the windows that start at rows `starts_B`, of all without; int32."""
+    if starts_B is None:
+        starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
+    with torch.autocast(starts_B.device.type, enabled=False):
+        chunks = starts_B.split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
+        return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
+
+
+if __name__ == "__main__":
+    launch(run)

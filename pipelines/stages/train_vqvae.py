@@ -1,0 +1,30 @@
+"""Stage train_vqvae: a dataset's episodes -> the VQ-VAE that turns three steps into one code, and back.
+
+Example: python -m pipelines.stages.train_vqvae hopper-medium-replay 0
+"""
+
+import torch
+from torch import Tensor
+
+from pipelines.stages.training import launch, training_job
+from tap.data.windows import Layout, Windows, fit_normalizer
+from tap.model.vqvae import VQVAE, save_vqvae
+
+
+def run(dataset: str, seed: int, ablation: str | None = None) -> None:
+    with training_job("train_vqvae", dataset, seed, ablation) as job:
+        params = job.params.train_vqvae
+        normalizer = fit_normalizer(job.training, params.windows)
+        training = Windows(job.training, params.windows, normalizer, job.device)
+        held_out = Windows(job.held_out, params.windows, normalizer, job.device)
+        torch.manual_seed(seed)
+        vqvae = VQVAE(params, Layout(job.training.observation_dim, job.training.action_dim)).to(job.device)
+
+        def loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+            return vqvae.loss(*(held_out if is_held_out else training).gather(starts))
+
+        job.fit(vqvae, loss, len(training), len(held_out), lambda folder: save_vqvae(folder, vqvae, normalizer))
+
+
+if __name__ == "__main__":
+    launch(run)

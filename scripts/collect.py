@@ -1,0 +1,100 @@
+"""Collect a medium-replay dataset: everything a SAC agent did until it became a medium policy.
+
+    python -m scripts.collect data/bundled/hopper-medium-replay.hdf5 --seed 2
+
+This is how D4RL made its own `-medium-replay` files, repeated in today's simulator: train soft actor-critic from scratch
+and keep its whole replay buffer up to the moment when the policy is medium. The file has D4RL's layout, but is not
+D4RL's data, and no score on it is a D4RL score. A JSON file of the same name beside it says where it comes from.
+Needs the `collect` extra.
+"""
+
+import argparse
+import importlib.metadata
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+
+from scripts.recording import describe_returns, episode_returns, write_recording
+
+MEDIUM_EPISODES = 20  # the policy is medium when this many episodes in a row return enough on average
+# Networks that one CPU core trains in minutes, and random actions at the start, as is usual for SAC on MuJoCo's tasks.
+SAC_OPTIONS: dict[str, Any] = {"policy_kwargs": {"net_arch": [128, 128]}, "learning_rate": 1e-3, "learning_starts": 10_000}
+
+
+class UntilMedium(BaseCallback):
+    """Stops training once `medium_return` is reached over the last MEDIUM_EPISODES episodes, not before `at_least` steps."""
+
+    def __init__(self, medium_return: float, at_least: int) -> None:
+        super().__init__()
+        self.medium_return, self.at_least = medium_return, at_least
+        self.recent: deque[float] = deque(maxlen=MEDIUM_EPISODES)
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.recent.append(info["episode"]["r"])
+        if self.num_timesteps % 5_000 == 0:
+            print(f"step {self.num_timesteps}: mean return of the last episodes {np.mean(self.recent):.0f}", flush=True)
+        medium = len(self.recent) == MEDIUM_EPISODES and np.mean(self.recent) >= self.medium_return
+        return not (medium and self.num_timesteps >= self.at_least)
+
+
+def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_return: float, seed: int) -> dict[str, Any]:
+    """Train SAC, write its replay buffer to `out` and its provenance to `out`.json; returns the provenance."""
+    torch.set_num_threads(1)  # one thread gives one result
+    agent = SAC("MlpPolicy", Monitor(gymnasium.make(environment)), seed=seed, buffer_size=at_most, **SAC_OPTIONS)
+    agent.learn(at_most, callback=UntilMedium(medium_return, at_least))
+
+    buffer = agent.replay_buffer
+    assert buffer is not None
+    rows = buffer.size()  # less the step at which the callback stopped training
+    columns = {
+        "observations": buffer.observations[:rows, 0].astype(np.float32),
+        "actions": buffer.actions[:rows, 0].astype(np.float32),
+        "rewards": buffer.rewards[:rows, 0].astype(np.float32),
+        "timeouts": buffer.timeouts[:rows, 0].astype(bool),
+    }
+    ends = buffer.dones[:rows, 0].astype(bool)
+    columns["terminals"] = ends > columns["timeouts"]
+    returns = episode_returns(columns["rewards"], ends)
+    counts, edges = np.histogram(returns, bins=20)
+    packages = ("stable-baselines3", "gymnasium", "mujoco", "torch", "numpy")
+    provenance = {
+        "source": "bundled",
+        "script": "python -m scripts.collect",
+        "algorithm": f"SAC of stable-baselines3, whole replay buffer; differs from its defaults in {SAC_OPTIONS}",
+        "environment": environment,
+        "seed": seed,
+        "stopped": f"mean of {MEDIUM_EPISODES} episodes >= {medium_return}, after at least {at_least} steps, at most {at_most}",
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "transitions": rows,
+        "finished_episodes": len(returns),
+        "return": describe_returns(returns),
+        "return_histogram": {"counts": counts.tolist(), "edges": edges.round(1).tolist()},
+    }
+    write_recording(out, columns, provenance)
+    return provenance
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance goes to the same name with .json")
+    parser.add_argument("--environment", default="Hopper-v4", help="a gymnasium id with actions in [-1, 1]")
+    parser.add_argument("--at-least", type=int, default=60_000, help="steps before the policy may count as medium")
+    parser.add_argument("--at-most", type=int, default=150_000, help="steps after which training stops in any case")
+    parser.add_argument("--medium-return", type=float, default=1_400.0, help="mean return of a medium policy")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(json.dumps(collect(**vars(options)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

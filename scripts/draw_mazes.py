@@ -1,0 +1,45 @@
+"""Draw AntMaze's mazes, as in the paper's figure, with trajectories of collected data.
+
+    python -m scripts.draw_mazes docs/mazes.png antmaze-umaze-diverse.hdf5 antmaze-medium-play.hdf5 ...
+
+Draws the maze that each file was collected in, which scripts.collect_antmaze has written into it, and the way of the ant in
+its first episodes.
+"""
+
+import argparse
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from tap.files import write_atomically
+from tap.reporting.figures import figure_png, mazes_figure
+
+TRAJECTORIES = 6
+
+
+def read_paths(file: Path) -> tuple[str, list[np.ndarray]]:
+    """The maze of a collected file, and the positions (T, 2) of each of its first episodes.
+
+    Raises ValueError where scripts.collect_antmaze did not write the file.
+    """
+    with h5py.File(file) as data:
+        if "maze" not in data.attrs:
+            raise ValueError(f"{file} does not say which maze it is of: collect it with scripts.collect_antmaze")
+        ends = np.flatnonzero(data["timeouts"][:])[:TRAJECTORIES] + 1
+        return str(data.attrs["maze"]), np.split(data["observations"][: ends[-1], :2], ends[:-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the PNG file to write")
+    parser.add_argument("files", type=Path, nargs="+", help="one file for each maze, from scripts.collect_antmaze")
+    options = parser.parse_args()
+    try:
+        write_atomically(options.out, figure_png(mazes_figure(dict(map(read_paths, options.files)))))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

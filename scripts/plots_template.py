@@ -1,0 +1,51 @@
+"""Let `dvc plots show` and `dvc plots diff` draw without a network.
+
+DVC's pages load Vega from the internet, and stay blank where there is none. This writes a page template that holds Vega itself,
+.dvc/plots/offline.html, and names it in .dvc/config.local. Both are this checkout's own: neither belongs in git (1 MB).
+
+Example: python -m scripts.plots_template
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import vl_convert
+
+from pipelines.stages.command_line import main
+from tap.files import write_atomically
+
+# DVC puts the plots in place of {plot_divs}. Its {scripts}, the links to the internet, are left out on purpose.
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>TAP plots</title>
+{refresh_tag}
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem; display: flex; flex-wrap: wrap; gap: 1.5rem; }
+</style>
+<script>VEGA</script>
+</head>
+<body>
+{plot_divs}
+</body>
+</html>
+"""
+
+
+def run() -> None:
+    """Write the template and tell DVC of it. Raises ValueError outside a DVC project's root folder."""
+    if not Path(".dvc").is_dir():
+        raise ValueError(f"{Path.cwd()} has no .dvc folder: run this in the project's root folder")
+    write_atomically(
+        Path(".dvc/plots/offline.html"), PAGE.replace("VEGA", vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed"))
+    )
+    # DVC reads this path relative to .dvc.
+    command = [sys.executable, "-m", "dvc", "config", "--local", "plots.html_template", "plots/offline.html"]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main(run)

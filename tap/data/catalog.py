@@ -1,0 +1,134 @@
+"""The catalog: what is known about each dataset, by id. D4RL's facts, overruled by what params.yaml says."""
+
+import csv
+import difflib
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from tap.settings import Fetch, Source, Suite, suite_of
+
+ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all zero
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known about one dataset."""
+
+    id: str
+    suite: Suite
+    source: Source
+    path: Path | None  # of the file, where source is "bundled" or names one
+    url: str | None
+    environment: str | None  # a gymnasium id, or "d4rl"
+    max_episode_steps: int
+    reference_min_score: float | None  # D4RL's undiscounted return of a random policy
+    reference_max_score: float | None  # and of an expert
+
+
+@cache
+def known_datasets() -> dict[str, DatasetInfo]:
+    """The datasets that need no facts from params.yaml, by id: D4RL's, and the bundled one.
+
+    URLs and reference scores come from the d4rl package where it is installed, else from the table beside this module.
+    """
+    urls, minima, maxima = d4rl_facts()
+    known = {}
+    with Path(__file__).with_name("d4rl_table.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            name, url = row["id"], urls.get(row["id"], row["url"]) or None
+            assert row["suite"] in get_args(Suite)
+            known[name] = DatasetInfo(
+                id=name,
+                suite=row["suite"],  # type: ignore[arg-type]
+                source="d4rl" if url else "file",
+                path=None,
+                url=url,
+                environment=row["environment"],
+                max_episode_steps=int(row["max_episode_steps"]),
+                reference_min_score=float(minima.get(name, row["min"])),
+                reference_max_score=float(maxima.get(name, row["max"])),
+            )
+    name = "hopper-medium-replay"
+    path = Path("data/bundled") / f"{name}.hdf5"
+    known[name] = replace(known[f"{name}-v2"], id=name, source="bundled", path=path, url=None)
+    return known
+
+
+def d4rl_facts() -> tuple[dict[str, str], dict[str, float], dict[str, float]]:
+    """URLs, minimum and maximum reference scores by dataset id, as the installed d4rl package has them; else empty.
+
+    Its `infos.py` is loaded by its path: importing d4rl itself needs MuJoCo 2.1.
+    """
+    path = d4rl_file("d4rl/infos.py")
+    if path is None:
+        return {}, {}, {}
+    spec = importlib.util.spec_from_file_location("d4rl_infos", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.DATASET_URLS, module.REF_MIN_SCORE, module.REF_MAX_SCORE
+
+
+def d4rl_file(name: str) -> Path | None:
+    """Where a file of the installed d4rl package lies, without importing d4rl; None where it is not installed."""
+    try:
+        files = importlib.metadata.files("d4rl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if file.as_posix() == name), None)
+
+
+def lookup(dataset: str, fetch: Fetch) -> DatasetInfo:
+    """Facts about `dataset`: the registry's, overruled by what `fetch` sets.
+
+    Raises ValueError where the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.
+    """
+    key = f"datasets.{dataset}.fetch"
+    info = known_datasets().get(dataset)
+    if info is None:
+        if fetch.path is None or fetch.max_episode_steps is None:
+            close = difflib.get_close_matches(dataset, known_datasets(), n=3)
+            raise ValueError(
+                f"unknown dataset {dataset!r}"
+                + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
+                + "\nFor a file of your own, params.yaml must say where it is and how long an episode may be:"
+                + f"\n  datasets:\n    {dataset}:\n      fetch: {{path: FILE.hdf5, max_episode_steps: 1000}}"
+                + "\nand, to evaluate, `environment` (a gymnasium id), `reference_min_score` and `reference_max_score`"
+            )
+        info = DatasetInfo(dataset, suite_of(dataset), "file", None, None, None, fetch.max_episode_steps, None, None)
+    source = fetch.source or ("file" if fetch.path else info.source)
+    if fetch.path is not None and source != "file":
+        raise ValueError(f"{key}: source {source!r} takes no path: remove `path`, or write `source: file`")
+    if source == "bundled" and info.source != "bundled":
+        raise ValueError(f"{key}.source: {dataset} is not bundled with the project: remove `source`")
+    if info.url is None and (source == "d4rl" or (source == "file" and fetch.path is None)):
+        raise ValueError(f"{key}: no download address of {dataset} is known: get its HDF5 file and set {key}.path to it")
+    facts = ("suite", "environment", "max_episode_steps", "reference_min_score", "reference_max_score")
+    overrides = {name: value for name in facts if (value := getattr(fetch, name)) is not None}
+    path = info.path if source == "bundled" else fetch.path and fetch.path.expanduser()
+    info = replace(info, source=source, path=path, **overrides)
+    low, high = info.reference_min_score, info.reference_max_score
+    if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
+        raise ValueError(f"{key}: reference_min_score ({low}) and reference_max_score ({high}) must both be set, min below max")
+    return info
+
+
+def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
+    """D4RL's score of undiscounted returns, 100 (R - min) / (max - min): 0 for a random policy, 100 for an expert.
+
+    Raises ValueError where the dataset has no reference scores.
+    """
+    low, high = info.reference_min_score, info.reference_max_score
+    if low is None or high is None:
+        key = f"datasets.{info.id}.fetch"
+        raise ValueError(
+            f"{info.id} has no reference scores: set {key}.reference_min_score and {key}.reference_max_score in params.yaml"
+        )
+    scores: np.ndarray = 100 * (returns - low) / (high - low)
+    return scores

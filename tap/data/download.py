@@ -1,0 +1,139 @@
+"""Where a dataset's file comes from: bundled, a file on this machine, or a download that is resumed and verified."""
+
+import fcntl
+import http.client
+import os
+import re
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import h5py
+from tqdm import tqdm
+
+from tap.data.catalog import DatasetInfo
+from tap.files import read_json, sha256, write_json
+
+TIMEOUT = 30  # seconds without an answer
+CHUNK = 1 << 20  # bytes
+
+
+def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
+    """The dataset's file on this machine, downloaded into the folder `shared` where that is its source and it is not there yet.
+
+    The digest of a downloaded file is recorded in `lock` when first seen, and must be the same ever after.
+    Raises ValueError where the file is missing, cannot be downloaded, or is another than the recorded one.
+    """
+    key = f"datasets.{info.id}.fetch.path in params.yaml"
+    if info.path is not None:
+        if not info.path.is_file():
+            raise ValueError(f"{info.id}: {info.path} does not exist: run inside the project's folder, or correct {key}")
+        return info.path
+    assert info.url is not None
+    path = shared / Path(info.url).name
+    if info.source == "file":
+        if not path.is_file():
+            raise ValueError(f"{info.id}: {path} does not exist: put it there, or set {key}")
+        return path
+    shared.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as turn:  # others may want the same file: one at a time
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if path.is_file():
+            _verify(info, path, lock, f"delete {path} to download it again")
+            return path
+        fresh = download(info.url, path)
+        try:
+            _verify(info, fresh, lock, f"it was removed; run again, or get the file otherwise and put it at {path}")
+        except ValueError:
+            fresh.unlink()
+            raise
+        return fresh.replace(path)
+
+
+def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
+    """Raise ValueError where the file is no whole HDF5 file or not the one in `lock`; record its digest where there is none."""
+    try:
+        h5py.File(file).close()  # finds a web page, or what another program's broken download left
+    except OSError as error:
+        raise ValueError(f"{info.id}: the file from {info.url} is no whole HDF5 file ({error}): {remedy}") from error
+    digest = sha256(file)
+    locked = read_json(lock) if lock.exists() else {}
+    if info.id not in locked:
+        locked[info.id] = {"url": info.url, "sha256": digest, "bytes": file.stat().st_size}
+        write_json(lock, dict(sorted(locked.items())))
+    expected = locked[info.id]["sha256"]
+    if digest != expected:
+        raise ValueError(
+            f"{info.id}: the file from {info.url} has SHA-256 {digest}, but {lock} expects {expected}: {remedy}; "
+            f"if the new file is right, remove {info.id} from {lock}"
+        )
+
+
+def download(url: str, target: Path) -> Path:
+    """Download a whole file to `target`.part, going on where an earlier attempt stopped; returns that path.
+
+    Raises ValueError, which says what to do, where there is no connection, or the server does not send all of the file.
+    """
+    part = target.with_name(target.name + ".part")
+    remedy = f"run again to go on from there, or get the file otherwise and put it at {target}"
+    while True:
+        before = _size(part)
+        try:
+            total = _receive(url, part)
+        except (OSError, http.client.HTTPException) as error:
+            raise ValueError(f"cannot download {url}: {error}: {remedy}") from error
+        size = _size(part)
+        if size == total or total is None:
+            break
+        if size <= before:
+            raise ValueError(f"cannot download {url}: the server sent {size} of {total} bytes: {remedy}")
+    return part
+
+
+def _receive(url: str, part: Path) -> int | None:
+    """Append to `part` what the server sends until it stops; returns the whole file's size where the server tells it."""
+    have = _size(part)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+            raise
+        part.unlink()  # not a beginning of this file
+        return _receive(url, part)
+    with response:
+        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT and span is not None and int(span[1]) == have
+        if not resumed and response.status != http.HTTPStatus.OK:
+            raise OSError(f"unexpected answer {response.status} {response.reason}")
+        size = span[2] if span else response.headers.get("Content-Length")
+        total = int(size) if size else None
+        with (
+            part.open("ab" if resumed else "wb") as file,
+            tqdm(total=total, initial=have if resumed else 0, unit="B", unit_scale=True, desc=part.stem, disable=None) as bar,
+        ):
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+    return total
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def copy_atomically(source: Path, target: Path) -> None:
+    """Copy a file so that it appears whole under its new name or not at all; missing folders are made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with source.open("rb") as old, temporary.open("wb") as new:
+            shutil.copyfileobj(old, new, CHUNK)
+            new.flush()
+            os.fsync(new.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

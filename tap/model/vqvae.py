@@ -1,0 +1,136 @@
+"""The state-conditional VQ-VAE: windows to codes, codes and a state back to transitions (method: Model; paper, section 3.2).
+
+Shapes: B batch, T window steps, L latent step, M codes (= T / L), K codebook size, D code dimension, O observation,
+X transition, F token, E width.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tap.data.windows import Layout, Normalizer
+from tap.distributed import all_reduce_sum
+from tap.model.bottleneck import Attention, PoolAndTile
+from tap.model.codebook import Codebook, count
+from tap.model.serialization import load_weights, read_description, save_model
+from tap.model.transformer import Transformer, initialize
+from tap.settings import TrainVqvae
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Predicted steps: normalised transitions (B, T, X), and logits (B, T) of the end flag, true past the episode's end."""
+
+    transitions_BTX: Tensor
+    end_logits_BT: Tensor
+
+
+class VQVAE(nn.Module):
+    """Encoder, codebook and decoder over normalised tokens."""
+
+    def __init__(self, params: TrainVqvae, layout: Layout) -> None:
+        super().__init__()
+        self.params, self.layout = params, layout
+        width, dim, length = params.transformer.width, params.codebook.dim, params.windows.length
+        self.embed_token = nn.Linear(layout.token_dim, width)
+        self.encoder = Transformer(params.transformer, length)
+        self.bottleneck = (
+            PoolAndTile(params.latent_step)
+            if params.bottleneck == "pool"
+            else Attention(params.transformer, params.latent_step, length)
+        )
+        self.to_code = nn.Linear(width, dim)
+        self.codebook = Codebook(params.codebook)
+        self.from_code = nn.Linear(layout.observation_dim + dim, width)
+        self.decoder = Transformer(params.transformer, length)
+        self.decoder_norm = nn.LayerNorm(width)
+        self.to_token = nn.Linear(width, layout.token_dim)
+        for linear in (self.embed_token, self.to_code, self.from_code, self.to_token):
+            initialize(linear)
+        weights_X = torch.empty(layout.transition_dim)
+        weights_X[layout.observation] = params.loss_weights.observation
+        weights_X[layout.action] = params.loss_weights.action
+        weights_X[layout.reward] = params.loss_weights.reward
+        weights_X[layout.return_to_go] = params.loss_weights.return_to_go
+        self.register_buffer("weights_X", weights_X, persistent=False)
+        self.weights_X: Tensor
+
+    def features(self, tokens_BTF: Tensor) -> Tensor:
+        """What the codebook quantises: (B, T, F) -> (B, M, D)."""
+        x_BTE, _ = self.encoder(self.embed_token(tokens_BTF))
+        vectors_BMD: Tensor = self.to_code(self.bottleneck.compress(x_BTE))
+        return vectors_BMD
+
+    def encode(self, tokens_BTF: Tensor) -> Tensor:
+        """The codes (B, M) of windows (B, T, F)."""
+        return self.codebook.assign(self.features(tokens_BTF))
+
+    def decode(self, codes_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Decoded, list[Tensor]]:
+        """The M * L steps that `codes_BM` mean from the normalised state `observation_BO`, and their keys and values.
+
+        With the `past` of earlier codes, `codes_BM` are those that follow, and only their steps are computed; a bottleneck of
+        attention takes all codes at once.
+        """
+        return self._decode_vectors(self.codebook.vectors_KD[codes_BM], observation_BO, past)
+
+    def _decode_vectors(self, vectors_BMD: Tensor, observation_BO: Tensor, past: Tensor | None) -> tuple[Decoded, list[Tensor]]:
+        assert past is None or self.params.bottleneck == "pool"
+        if self.params.decoder == "unconditional":  # the codes alone must tell where the window begins
+            observation_BO = torch.zeros_like(observation_BO)
+        state_BMO = observation_BO[:, None].expand(-1, vectors_BMD.shape[1], -1)
+        x_BME = self.from_code(torch.cat([state_BMO, vectors_BMD], dim=-1))
+        x_BTE, keys_values = self.decoder(self.bottleneck.expand(x_BME), past)
+        tokens_BTF = self.to_token(self.decoder_norm(x_BTE)).float()
+        offset_BX = functional.pad(observation_BO, (0, self.layout.transition_dim - self.layout.observation_dim))
+        transitions_BTX = tokens_BTF[..., self.layout.transition] + offset_BX[:, None]
+        return Decoded(transitions_BTX, tokens_BTF[..., self.layout.end]), keys_values
+
+    def loss(self, tokens_BTF: Tensor, valid_BT: Tensor) -> dict[str, Tensor]:
+        """This process's share of the loss over the global batch, under "loss", and its parts.
+
+        Squared errors are averaged over the valid steps of all processes; end flag and commitment over all steps and codes,
+        padding included, for plans may run past an episode's end. Sum every value over the processes to get the whole.
+        Also how often each code was used (K,), under "code_counts".
+        """
+        layout, target_BTX = self.layout, tokens_BTF[..., self.layout.transition]
+        vectors_BMD, codes_BM, commitment_BM = self.codebook(self.features(tokens_BTF))
+        decoded, _ = self._decode_vectors(vectors_BMD, tokens_BTF[:, 0, layout.observation], None)
+        error_BTX = (decoded.transitions_BTX - target_BTX).square() * valid_BT[..., None]
+        every_step = torch.full((), valid_BT.numel(), device=valid_BT.device)
+        steps, every_step = all_reduce_sum(torch.stack([valid_BT.sum(), every_step]))
+        reconstruction = (error_BTX * self.weights_X).mean(dim=-1).sum() / steps
+        end = functional.binary_cross_entropy_with_logits(decoded.end_logits_BT, tokens_BTF[..., layout.end], reduction="sum")
+        end = end / every_step
+        commitment = commitment_BM.sum() * self.params.latent_step / every_step
+        error_X = error_BTX.detach().sum(dim=(0, 1)) / steps
+        return {
+            "loss": reconstruction + end + self.params.codebook.commitment_weight * commitment,
+            "observation": error_X[layout.observation].mean(),
+            "action": error_X[layout.action].mean(),
+            "reward": error_X[layout.reward],
+            "return_to_go": error_X[layout.return_to_go],
+            "end": end.detach(),
+            "commitment": commitment.detach(),
+            "code_counts": count(codes_BM.flatten(), self.params.codebook.size),
+        }
+
+
+def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
+    """Write vqvae.safetensors, and vqvae.json with params, dimensions and the Normalizer."""
+    layout = {"observation_dim": vqvae.layout.observation_dim, "action_dim": vqvae.layout.action_dim}
+    description = {"params": vqvae.params.model_dump(mode="json"), "layout": layout, "normalizer": normalizer.to_json()}
+    save_model(folder, "vqvae", vqvae, description)
+
+
+def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
+    """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError where the folder holds no such model."""
+    description = read_description(folder, "vqvae")
+    vqvae = VQVAE(TrainVqvae.model_validate(description["params"]), Layout(**description["layout"]))
+    try:
+        normalizer = Normalizer.from_json(description["normalizer"])
+    except ValueError as error:
+        raise ValueError(f"{folder / 'vqvae.json'} is of an earlier version ({error}): train again, with `tap run`") from None
+    return load_weights(folder, "vqvae", vqvae, device), normalizer

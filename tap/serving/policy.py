@@ -1,0 +1,133 @@
+"""A policy as an MLflow model. MLflow copies this file into each logged model and runs it there ("models from code").
+
+A request carries observations (n, O), and gets actions (n, A) or, with the param `details`, whole plans; docs/serving.md shows
+both. Equal observations and seeds get equal answers.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+from tap.planning.planner import MOST_STATES
+from tap.planning.policy import Plan, Policy
+from tap.settings import Runtime
+from tap.training import choose_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What one request wants to have planned."""
+
+    observations: np.ndarray
+    generators: Sequence[torch.Generator]
+    plan: Future[Plan] = field(default_factory=Future)
+
+
+class SharedPolicy:
+    """A policy for many threads at once: one plans at a time, for all that wait in one batch.
+
+    A batch takes less time than its states one by one, and each state has its own generator, so that its plan does not depend
+    on who else waits.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._waiting: SimpleQueue[Waiting] = SimpleQueue()
+        self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
+        """As Policy.plan."""
+        self.policy.check(observations)  # a mistake is for its sender, not for all of the batch
+        request = Waiting(observations, generators)
+        self._waiting.put(request)
+        self._planner.submit(self._plan_waiting)
+        return request.plan.result()
+
+    def _plan_waiting(self) -> None:
+        """Plan for the first that wait. Called once for each request, so that nobody waits for ever."""
+        batch: list[Waiting] = []
+        while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MOST_STATES:
+            batch.append(self._waiting.get())
+        if not batch:
+            return
+        try:
+            observations = np.concatenate([request.observations for request in batch])
+            plan = self.policy.plan(observations, [generator for request in batch for generator in request.generators])
+        except Exception as error:
+            for request in batch:
+                request.plan.set_exception(error)
+            return
+        start = 0
+        for request in batch:
+            rows = slice(start, start := start + len(request.observations))
+            request.plan.set_result(Plan(**{name: array[rows] for name, array in vars(plan).items()}))
+
+
+def row_generators(seed: int, rows: int) -> list[torch.Generator]:
+    """The generators that the rows of a request with that seed plan with; any integer is a seed."""
+    seeds = [np.random.SeedSequence([seed % 2**64, row]).generate_state(1, np.uint64)[0] for row in range(rows)]
+    return [torch.Generator().manual_seed(int(each)) for each in seeds]
+
+
+class ServedPolicy(PythonModel):
+    """MLflow's interface to a Policy."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the policy that was logged with this file, onto the configured device, or else the one of TAP_DEVICE."""
+        device = (context.model_config or {}).get("device") or Runtime().device
+        self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(device)))
+        self.shared = SharedPolicy(self.policy)
+
+    def predict(
+        self, context: PythonModelContext, model_input: np.ndarray, params: dict[str, Any] | None = None
+    ) -> np.ndarray | list[dict[str, Any]]:
+        """Actions (n, A) float32 for observations (n, O); with the param `details` a record for each observation instead.
+
+        Row i plans with a generator from (seed, i), whatever the other rows hold.
+        """
+        params = {"seed": 0, "details": False} | (params or {})
+        try:
+            observations = np.asarray(model_input, dtype=np.float64)
+            plan = self.shared.plan(observations, row_generators(params["seed"], len(observations)))
+            if not np.isfinite(plan.actions).all():
+                raise ValueError("the model has no finite plan for these observations")
+        except (TypeError, ValueError) as error:  # the caller's mistake: 400, where the server would answer 500
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+        except Exception as error:  # ours: 500, where the server would answer 400 and show the caller a traceback
+            logger.exception("Planning failed")
+            raise MlflowException("planning failed; the server's log says why", INTERNAL_ERROR) from error
+        return self._records(observations, plan) if params["details"] else plan.actions[:, 0].astype(np.float32)
+
+    def _records(self, observations: np.ndarray, plan: Plan) -> list[dict[str, Any]]:
+        return [
+            {
+                "action": plan.actions[row, 0].tolist(),
+                "plan": {
+                    "observations": plan.observations[row].tolist(),
+                    "actions": plan.actions[row].tolist(),
+                    "rewards": plan.rewards[row].tolist(),
+                },
+                "predicted_return": float(plan.value[row]),
+                "probability": math.exp(plan.log_probability[row]),
+                "out_of_distribution": bool(doubts),
+                "reasons": doubts,
+            }
+            for row, doubts in enumerate(self.policy.doubts(observations, plan))
+        ]
+
+
+set_model(ServedPolicy())

@@ -1,0 +1,185 @@
+"""MLflow's registry: policies logged as models, their versions, aliases and tags."""
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import mlflow
+import numpy as np
+from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+from tap.files import read_json
+from tap.tracking.mlflow_store import connect, failure, unless_missing
+from tap.tracking.run import Run
+
+PREFIX = "tap-"
+DECISION = "decision "  # a registered model's tags that begin so are its history; MLflow's page of the model shows them
+TIMED_DECISIONS = 5
+
+
+def model_name(dataset: str) -> str:
+    """The registered model of a dataset's family, all releases of one task and kind of data: its id without `-vN`.
+
+    The name of a registered model stays as it is.
+    """
+    return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
+
+
+def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> None:
+    """Keep the policy of a folder as an MLflow model with all code that it needs; `Run.register` makes it a version.
+
+    `example_observations` (n, O) are kept as the input example.
+    """
+    layout = read_json(policy_folder / "vqvae.json")["layout"]
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, layout["observation_dim"]))]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, layout["action_dim"]))]),
+        params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
+    )
+    code = Path(__file__).parents[1]
+    run.log_model(
+        lambda folder: mlflow.pyfunc.save_model(
+            path=str(folder),
+            python_model=str(code / "serving/policy.py"),
+            artifacts={"policy": str(policy_folder)},
+            code_paths=[str(code)],
+            model_config={"device": None},  # so that whoever loads the model may name one
+            signature=signature,
+            input_example=example_observations.astype(np.float64),
+            pip_requirements=_requirements(),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    tags: dict[str, str]
+    description: str
+
+    @classmethod
+    def of(cls, found: ModelVersion) -> Self:
+        """From MLflow's own, whose number is an int in some stores and a string in others."""
+        return cls(found.name, str(found.version), dict(found.tags), found.description or "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a version did when it was loaded."""
+
+    actions: np.ndarray  # (n, A), for its input example
+    latency_ms: float  # median of TIMED_DECISIONS, for one state
+
+
+class Registry:
+    """Registered models, their versions, aliases and tags. Its methods raise MlflowException; see `open_registry`."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def version_of_run(self, name: str, key: str) -> Version | None:
+        """The newest version of `name` that the run `key` registered."""
+        found = self._client.search_model_versions(f"name = '{name}' and tags.run_key = '{key}'")
+        return Version.of(max(found, key=_number)) if found else None
+
+    def version(self, name: str, version: str) -> Version | None:
+        """The version of that number."""
+        return unless_missing(lambda: Version.of(self._client.get_model_version(name, version)))
+
+    def alias(self, name: str, alias: str) -> Version | None:
+        """The version that an alias points at."""
+        return unless_missing(lambda: Version.of(self._client.get_model_version_by_alias(name, alias)))
+
+    def set_alias(self, version: Version, alias: str) -> None:
+        """Point an alias at a version."""
+        self._client.set_registered_model_alias(version.name, alias, version.version)
+
+    def set_tags(self, version: Version, tags: Mapping[str, Any]) -> None:
+        """Set tags of a version."""
+        for key, value in tags.items():
+            self._client.set_model_version_tag(version.name, version.version, key, str(value))
+
+    def describe(self, version: Version, description: str) -> None:
+        """Replace the description of a version."""
+        self._client.update_model_version(version.name, version.version, description)
+
+    def load_test(self, version: Version) -> Trial:
+        """Load a version as a server does, on a CPU, and let it act on its example. Raises whatever that raises."""
+        model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}", model_config={"device": "cpu"})
+        example = np.asarray(model.input_example)
+        actions, seconds = np.asarray(model.predict(example)), []
+        for _ in range(TIMED_DECISIONS):
+            start = perf_counter()
+            model.predict(example[:1])
+            seconds.append(perf_counter() - start)
+        return Trial(actions, 1000 * float(np.median(seconds)))
+
+    def same_recipe(self, version: Version) -> list[Version]:
+        """All versions of the same model that have this version's tag `recipe`, oldest first."""
+        condition = f"name = '{version.name}' and tags.recipe = '{version.tags['recipe']}'"
+        return [Version.of(found) for found in sorted(_pages(self._client.search_model_versions, condition), key=_number)]
+
+    def record(self, name: str, decision: Mapping[str, Any]) -> str:
+        """Add a decision, at most 4,900 characters of JSON, to the history of a registered model; the `time` that it gets."""
+        now = datetime.now(UTC)
+        time, key = now.isoformat(timespec="seconds"), f"{DECISION}{now:%Y-%m-%d %H.%M.%S.%f}"  # two processes write two tags
+        self._client.set_registered_model_tag(name, key, json.dumps({"time": time, **decision}))
+        return time
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """The decisions about a registered model, oldest first; none where there is no such model."""
+        model = unless_missing(lambda: self._client.get_registered_model(name))
+        return [json.loads(value) for key, value in sorted(model.tags.items()) if key.startswith(DECISION)] if model else []
+
+    def versions(self, prefix: str) -> Iterator[tuple[Version, list[str]]]:
+        """Every version with its aliases, by name and number, of the models whose name starts with `prefix`."""
+        models = _pages(self._client.search_registered_models, f"name LIKE '{prefix}%'")
+        for model in sorted(models, key=lambda model: str(model.name)):
+            for found in sorted(_pages(self._client.search_model_versions, f"name = '{model.name}'"), key=_number):
+                yield (
+                    Version.of(found),
+                    sorted(alias for alias, number in model.aliases.items() if int(number) == _number(found)),
+                )
+
+
+@contextmanager
+def open_registry(tracking_uri: str) -> Iterator[Registry]:
+    """The registry of a store. Inside, whatever MLflow raises becomes a ValueError that names the store."""
+    try:
+        yield Registry(connect(tracking_uri))
+    except MlflowException as error:
+        message = f"{failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs"
+        raise ValueError(message) from error
+
+
+def _number(version: ModelVersion) -> int:
+    return int(version.version)
+
+
+def _pages(search: Callable[..., Any], condition: str) -> Iterator[Any]:
+    page = search(condition)
+    yield from page
+    while page.token:
+        page = search(condition, page_token=page.token)
+        yield from page
+
+
+def _requirements() -> list[str]:
+    """This package's own dependencies, without extras, as they are installed here; MLflow adds itself."""
+    declared = importlib.metadata.requires("tap-planner") or []
+    names = [re.split(r"[^\w.-]", line)[0] for line in declared if "extra ==" not in line]
+    return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]  # no "+cpu": indexes lack it

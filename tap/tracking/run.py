@@ -1,0 +1,331 @@
+"""Runs: one for each training, evaluation and sweep, told to MLflow.
+
+A tracking server that is down never stops or slows a stage. A run writes what it logs to a record in the outbox
+folder (outbox.py), from which a thread sends it to MLflow (mlflow_store.py). A record is removed once all of it is stored; what
+is left when the run ends waits for `tap sync`. A run is known by a key of our own, in MLflow the tag `run_key`.
+"""
+
+import importlib.metadata
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
+from mlflow.exceptions import MlflowException
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
+
+from tap.settings import Runtime
+from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, public
+from tap.tracking.outbox import Record, record_folders, start_of
+
+DATA_TAGS = {"dataset", "seed", "scale", "dataset_digest"}
+PARENTS = ("sweep", "train_evaluate")  # runs that hold others, and need not be of one dataset
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """A run; made by `start_run`. Whatever breaks, its methods do not raise, nor do they wait for a store."""
+
+    def __init__(self, record: Record, killed: Sequence[Record], tracking_uri: str) -> None:
+        self.id = record.key
+        self._record, self._tracking_uri = record, tracking_uri
+        # Its own record comes first: nothing that is wrong with another's shall hold it back.
+        self._deliveries = [Delivery(each, tracking_uri) for each in (record, *killed)]
+        self._warned = False
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Log numbers at a step."""
+        metrics = {key: float(value) for key, value in values.items()}
+        self._write(lambda record: record.append("metrics", step=step, metrics=metrics))
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set tags of the run."""
+        self._write(lambda record: record.append("tags", tags=_texts(tags)))
+
+    def log_json(self, value: Any, name: str) -> None:
+        """Keep a JSON-able value as the artifact `name`."""
+        self._write(lambda record: record.add_artifact(name, json.dumps(value, indent=2)))
+
+    def log_model(self, save: Callable[[Path], None]) -> None:
+        """Keep the model that `save` writes, in MLflow's format, into a folder that does not exist yet."""
+        self._write(lambda record: record.add_model(save))
+
+    def register(self, name: str, tags: Mapping[str, Any], description: str = "") -> None:
+        """Make the logged model the next version of the registered model `name`; a description is Markdown."""
+        self._write(lambda record: record.append("version", name=name, tags=_texts(tags), description=description))
+
+    def _write(self, write: Callable[[Record], None]) -> None:
+        try:
+            write(self._record)
+        except OSError as error:
+            self._warn(f"{self._record.folder} cannot be written ({error}): what this run logs is lost to MLflow.")
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            logger.warning(message)
+        self._warned = True
+
+    def _send(self) -> bool:
+        """Tell the store what it does not know yet; whether it took that. A record of which it has all is removed."""
+        for delivery in list(self._deliveries):
+            try:
+                if delivery.send():
+                    delivery.record.remove()
+                    self._deliveries.remove(delivery)
+            except Exception as error:  # MLflow's, the network's, a database's, a disk's
+                self._warn(
+                    f"{failure(self._tracking_uri, error)}. What it has not taken when this run ends stays in "
+                    f"{delivery.record.folder}: run `tap sync` then. Files under data/ are complete."
+                )
+                return False
+        return True
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Sample the machine and tell the store, in a thread; more and more rarely while the store is away."""
+        # MLflow's monitor of them all gives up where the store is away, and reports nothing in runs under ten seconds.
+        monitors: list[Any] = []
+        for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
+            with suppress(Exception):  # this machine has no such thing
+                monitors.append(monitor())
+        interval = float(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or 10)  # type: ignore[no-untyped-call]
+        started, ended = time.monotonic(), threading.Event()
+
+        def sample() -> None:
+            values: dict[str, float] = {}
+            for monitor in monitors:
+                with suppress(Exception):  # a GPU that cannot be read is no reason to stop
+                    monitor.clear_metrics()
+                    monitor.collect_metrics()
+                    values |= {f"system/{key}": value for key, value in monitor.aggregate_metrics().items()}
+            self.log_metrics(int(time.monotonic() - started), values)
+
+        def work() -> None:
+            pause, attempt = interval, started
+            while True:
+                if time.monotonic() >= attempt:
+                    pause = interval if self._send() else min(2 * pause, 300)
+                    attempt = time.monotonic() + pause
+                if ended.wait(interval):
+                    return
+                sample()
+                self._write(Record.flush)
+
+        thread = threading.Thread(target=work, name="tracking", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            sample()
+
+    def _end(self, status: str) -> None:
+        """Write the end, try the store for the last time, and leave what it does not take to `tap sync`."""
+        self._write(lambda record: record.append("end", status=status))
+        self._write(Record.flush)
+        self._send()
+        for delivery in self._deliveries:
+            delivery.record.close()
+
+
+@contextmanager
+def start_run(
+    stage: str,
+    *,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, Any],
+    runtime: Runtime,
+    resume: str | None = None,
+) -> Iterator[Run]:
+    """Track one stage: FINISHED at the end, FAILED on an exception, KILLED on Ctrl-C or SIGTERM (which then raises SystemExit).
+
+    `params` are nested, and logged flat with dots. `tags` name dataset, seed, scale and dataset_digest, except where the run is
+    a "sweep" or "train_evaluate" that others name as their parent; stage, dvc_stage, git_commit and git_dirty are added.
+    `runtime` says where the store and the spool are, and which parent and flow run this one belongs to. `resume` is the id of
+    an earlier run to go on with. Earlier runs of the same dvc_stage whose process was killed are ended as KILLED.
+    Raises ValueError where the spool cannot be written.
+    """
+    assert stage in PARENTS or tags.keys() >= DATA_TAGS
+    commit, dirty = git_state()
+    key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
+    dvc_stage = f"{stage}@{key}" if key else stage
+    all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
+    all_tags |= {tag: value for tag in ("parent_run", "flow_run") if (value := getattr(runtime, tag))}
+    with _sigterm_raises():
+        try:
+            record = Record.create(runtime.spool, resume or uuid.uuid4().hex)
+            flat = {param: str(value) for param, value in _leaves(params)}
+            record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=_texts(all_tags))
+            record.flush()
+        except OSError as error:
+            raise ValueError(f"{runtime.spool} cannot be written ({error}): set TAP_SPOOL to a folder that can") from None
+        run = Run(record, _killed(runtime.spool, dvc_stage, record.key), runtime.tracking_uri)
+        status = "FINISHED"
+        try:
+            with run._running():
+                yield run
+        except Exception:
+            status = "FAILED"
+            raise
+        except BaseException:
+            status = "KILLED"
+            raise
+        finally:
+            run._end(status)
+
+
+def _killed(spool: Path, dvc_stage: str, but: str) -> list[Record]:
+    """The records of a stage's runs that nobody holds, with an end."""
+    found = []
+    for folder in record_folders(spool):
+        record = None
+        try:
+            start = start_of(folder)
+            if folder.name == but or start is None or start["tags"]["dvc_stage"] != dvc_stage:
+                continue
+            if record := Record.take(folder):
+                record.end_if_killed()
+                found.append(record)
+        except (ValueError, OSError) as error:  # `tap sync` ends with that error; a stage need not
+            logger.warning("%s", error)
+            if record:
+                record.close()
+    return found
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What `sync` did with one record: `reason` says why it was not delivered."""
+
+    run: str
+    outcome: Literal["delivered", "in use", "failed"]
+    reason: str = ""
+
+
+def sync(runtime: Runtime) -> Iterator[Delivered]:
+    """Deliver the records of all runs in the spool that have ended or were killed, in the order in which they started.
+
+    Records that a process holds, since its run goes on or it delivers them, are passed over. Raises ValueError where the store
+    is away; nothing is lost by that.
+    """
+    for folder in record_folders(runtime.spool):
+        record, run = None, folder.name
+        try:
+            record = Record.take(folder)
+            start = start_of(folder)
+            run = f"{start['name']} ({folder.name})" if start else folder.name
+            if record is None:
+                if start:
+                    yield Delivered(run, "in use", "its run goes on, or another process delivers it")
+            elif start is None:  # its process died before it logged anything
+                record.remove()
+            else:
+                record.end_if_killed()
+                Delivery(record, runtime.tracking_uri).send()
+                record.remove()
+                yield Delivered(run, "delivered")
+        except Exception as error:  # MLflow's, the network's, a database's, a disk's, a damaged record's
+            try:
+                connect(runtime.tracking_uri)
+            except Exception as away:
+                raise ValueError(
+                    f"{failure(runtime.tracking_uri, away)}: nothing is lost, the rest stays in {runtime.spool}. "
+                    "Check MLFLOW_TRACKING_URI and that the server runs, then `tap sync` again"
+                ) from None
+            yield Delivered(run, "failed", str(error))
+        finally:
+            if record:
+                record.close()
+
+
+def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
+    """End all runs that MLflow has as RUNNING for a flow run, as after the loss of the machine that they ran on; how many.
+
+    Raises ValueError where the store is away.
+    """
+    try:
+        client = connect(tracking_uri)
+        running = find_runs(client, f"tags.flow_run = '{flow_run}' and attributes.status = 'RUNNING'")
+        for run in running:
+            client.set_terminated(run.info.run_id, status)
+    except MlflowException as error:
+        raise ValueError(f"{failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs") from error
+    return len(running)
+
+
+def page(tracking_uri: str, key: str) -> str | None:
+    """The address of a run's page in MLflow; None where no server has it yet."""
+    if not tracking_uri.startswith("http"):
+        return None
+    try:
+        (run,) = find_runs(connect(tracking_uri), f"tags.run_key = '{key}'")
+    except (MlflowException, ValueError):
+        return None
+    return f"{public(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+
+
+def lineage(stage: str, run: Run, dataset_digest: str) -> dict[str, Any]:
+    """What run.json holds beside the weights, so that it survives a restore from DVC's cache."""
+    packages = {"torch": "torch", "numpy": "numpy", "gymnasium": "gymnasium", "mujoco": "mujoco", "tap": "tap-planner"}
+    return {
+        "run_id": run.id,
+        "git_commit": git_state()[0],
+        "dataset_digest": dataset_digest,
+        "versions": {name: importlib.metadata.version(package) for name, package in packages.items()},
+        "stage": stage,
+    }
+
+
+def git_state() -> tuple[str, bool]:
+    """The commit checked out, "unknown" outside a git repository, and whether code or params differ from it."""
+
+    def git(*arguments: str) -> str:
+        try:
+            return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+
+    # A running pipeline changes metrics and dvc.lock, which says nothing about the code.
+    return git("rev-parse", "HEAD") or "unknown", bool(git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml"))
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that the run can be closed; a handler that someone else has set is left alone."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _texts(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in tags.items()}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

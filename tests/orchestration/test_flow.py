@@ -1,0 +1,161 @@
+"""The flow on a small project: the real dvc and Prefect, with stages that only write down that they ran."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+from prefect.settings import PREFECT_API_URL
+from stub_project import make_stub_project, ran
+
+from pipelines.orchestration import dvc as repro
+from pipelines.orchestration import flow, process
+from pipelines.orchestration.dvc import Instance
+
+pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
+
+CHAIN = ["fetch@a", "train_vqvae@a-0", "train_prior@a-0", "evaluate@a-0", "diagnose@a-0", "ablations@a-0-no-search", "report"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a project whose stages only write down that they ran."""
+    make_stub_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
+    """`tap run --dataset a --seed 0 --no-promote` in another process, at the moment when its second stage sleeps."""
+    (project / "sleep").write_text("train_vqvae@a-0")
+    code = "from pipelines import flow; flow.run(['a'], [0], promote=False)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
+    # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {code}"
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=project, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until((project / "pid").exists, 120)
+    return running
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_instances_run_after_what_they_build_on(project: Path) -> None:
+    every = repro.instances(None, None)
+    assert len(every) == len(set(every)) == 2 * (1 + 2 * 4 + 1) + 1  # diagnose is for the first seed only
+    assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
+    assert Instance("evaluate", "a", 0).builds_on(Instance("fetch", "a"))
+    assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))
+
+
+def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
+    with pytest.raises(ValueError, match=r"params.yaml: datasets: 'd' is not listed.*a, b-c"):
+        repro.instances(["a", "d"], None)
+    with pytest.raises(ValueError, match=r"params.yaml: seeds: 7 is not listed"):
+        repro.instances(None, [7])
+
+
+def test_flow_runs_what_is_stale_and_shows_its_output(
+    project: Path, prefect_server: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow.run(["a"], [0], promote=False)
+    assert ran(project) == CHAIN
+    lines = [record.message for record in caplog.records]
+    assert "this is train_prior@a-0" in lines and "100%" in lines
+    assert "10%" not in lines  # a log gets one line of a quick progress bar
+    assert not any("git add" in line for line in lines)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| a "))
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        *("a", "50.0 ± 1.0", "30.0 ± 1.0", "25.0", "12 ms", "1 seed \N{MULTIPLICATION SIGN} 2 episodes, ± over episodes")
+    ]
+
+    flow.run(["a"], [0], promote=False)
+    assert ran(project) == []
+    assert "All 7 stages are up to date" in capsys.readouterr().out
+
+    (project / "fail").write_text("train_prior@a-1")
+    with pytest.raises(ValueError, match=r"stage train_prior@a-1 failed.*dvc repro --single-item train_prior@a-1"):
+        flow.run(["a"], None, promote=False)
+    assert ran(project) == ["train_vqvae@a-1", "train_prior@a-1"]
+    assert "no more memory" in [record.message for record in caplog.records]
+
+    (project / "seeds/0").write_text("changed")
+    chosen = repro.instances(["a"], [0])
+    assert {str(instance) for instance in repro.stale(chosen)} == set(CHAIN[1:])
+
+
+def test_ctrl_c_ends_the_flow_and_its_stage(project: Path) -> None:
+    running = start(project, None)
+    family = psutil.Process(running.pid).children(recursive=True)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server as well
+    _, errors = running.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in errors and b"Finished in state Crashed" in errors
+    wait_until(lambda: all(map(gone, family)), 5)
+
+
+def test_sigterm_ends_the_flow_and_its_stage(project: Path, prefect_server: None) -> None:
+    running = start(project, PREFECT_API_URL.value())
+    stage = psutil.Process(int((project / "pid").read_text()))
+    running.terminate()
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGTERM and b"Finished in state Crashed" in errors
+    assert gone(stage)
+
+
+def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
+    running = start(project, None)
+    family = psutil.Process(running.pid).children(recursive=True)
+    names = [" ".join(member.cmdline()) for member in family]
+    assert any("uvicorn" in name for name in names) and any("stage.py train_vqvae" in name for name in names)
+    running.kill()
+    running.communicate()
+    (project / "sleep").unlink()
+    # Another process with the id of the killed dvc, in DVC's eyes still at work.
+    lock = {"pid": os.getpid(), "cmd": "dvc repro"}
+    (project / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(project / "data/vqvae/a-0"): lock}}))
+    assert repro.dvc("repro", "--single-item", "train_vqvae@a-0", show=lambda line, _: print(line)) == 0
+    wait_until(lambda: all(map(gone, family)), 30)
+
+
+def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
+    lines: list[tuple[str, bool]] = []
+
+    def show(line: str, passing: bool) -> None:
+        lines.append((line, passing))
+        if line == "locked":
+            other.append(subprocess.Popen([sys.executable, "-c", second], cwd=ROOT, stdout=subprocess.PIPE))
+            time.sleep(1)
+
+    other: list[subprocess.Popen[bytes]] = []
+    lock = tmp_path / "lock"
+    second = f"from pipelines.orchestration.process import run, Path; run(['echo', 'second'], print, Path({str(lock)!r}))"
+    command = r"echo locked; printf '1%%\r2%%\r'; printf '3%%\n' >&2; sleep 1; exit 3"
+    assert process.run(["sh", "-c", command], show, lock) == 3
+    assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
+    output = other[0].communicate(timeout=10)[0].decode().splitlines()
+    assert output == ["another run is at work in this folder: waiting for it to end False", "second False"]
+
+
+def test_a_command_sees_the_variables_that_it_is_given(tmp_path: Path) -> None:
+    lines: list[str] = []
+    command = ["sh", "-c", "echo gpus $CUDA_VISIBLE_DEVICES"]
+    process.run(command, lambda line, _: lines.append(line), tmp_path / "lock", {"CUDA_VISIBLE_DEVICES": "0,3"})
+    assert lines == ["gpus 0,3"]

@@ -1,0 +1,219 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tap.planning.planner import MOST_STATES, batch_sizes, draw, draw_distinct, likelihood_penalty, predicted_return
+from tap.planning.policy import Policy
+from tap.settings import Params
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def with_planner(policy: Policy, **changes: object) -> Policy:
+    params = policy.params.model_copy(update=changes)
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device)
+
+
+def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
+    """The best of all code sequences, one after another, with whole passes and plain sums; no line shared with the planner."""
+    vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
+    mean, deviation = policy.normalizer.mean, policy.normalizer.deviation
+    state = torch.from_numpy((observation - mean[layout.observation]) / deviation[layout.observation]).float()[None]
+    num_codes = params.horizon // vqvae.params.latent_step
+    best: tuple[tuple[int, ...], float, np.ndarray] | None = None
+    for codes in itertools.product(range(vqvae.params.codebook.size), repeat=num_codes):
+        with torch.no_grad():
+            steps, _ = vqvae.decode(torch.tensor([codes]), state)
+            log_probability = float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum())
+        raw = steps.transitions_BTX[0].numpy() * deviation + mean
+        discount, last = vqvae.params.windows.discount, params.horizon - 1
+        value = sum(discount**t * raw[t, layout.reward] for t in range(last)) + discount**last * raw[last, layout.return_to_go]
+        likely = min(log_probability, num_codes * math.log(params.likelihood_threshold))
+        score = value + params.likelihood_weight * likely
+        if best is None or score > best[1]:
+            best = codes, score, raw[:, layout.action]
+    assert best is not None
+    return best
+
+
+def test_predicted_return_by_hand() -> None:
+    rewards, returns_to_go = torch.tensor([[1.0, 2.0, 100.0]]), torch.tensor([[50.0, 60.0, 8.0]])
+    # the last reward is part of the last return-to-go, so it does not count again
+    torch.testing.assert_close(predicted_return(rewards, returns_to_go, 0.5), torch.tensor([1 + 0.5 * 2 + 0.25 * 8]))
+
+
+def test_a_predicted_end_stops_the_sum() -> None:
+    rewards, returns_to_go = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 0.0, 8.0])
+    end = torch.tensor([0.0, 0.5, 0.5])
+    torch.testing.assert_close(predicted_return(rewards, returns_to_go, 1.0, end), torch.tensor(1 + 0.5 * 2 + 0.25 * 8))
+
+
+def test_the_penalty_by_hand(tiny_params: Params) -> None:
+    params = tiny_params.evaluate.planner.model_copy(update={"likelihood_weight": 500.0, "likelihood_threshold": 0.05})
+    likely, unlikely = math.log(0.5), math.log(1e-4)
+    penalty = likelihood_penalty(torch.tensor([likely, unlikely], dtype=torch.float64), 2, params)
+    torch.testing.assert_close(penalty, torch.tensor([500 * 2 * math.log(0.05), 500 * unlikely], dtype=torch.float64))
+
+
+def test_draws_have_the_distributions_frequencies() -> None:
+    probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 0.0, 0.0, 1.0]])
+    noise = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(0))
+    codes = draw(probabilities.log(), noise)
+    frequencies = torch.stack([torch.bincount(row, minlength=4) / 20_000 for row in codes])
+    torch.testing.assert_close(frequencies, probabilities, atol=0.01, rtol=0)
+    assert draw(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
+
+
+def test_distinct_draws_are_a_sample_without_replacement() -> None:
+    """The frequency of each pair equals that of drawing one, then another among the rest."""
+    p = [0.1, 0.2, 0.7]
+    noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
+    pairs = draw_distinct(torch.tensor(p).log().expand(20_000, 3), noise, 2).sort(dim=1).values
+    for i, j in itertools.combinations(range(3), 2):
+        expected = p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j])
+        assert float((pairs == torch.tensor([i, j])).all(dim=1).float().mean()) == pytest.approx(expected, abs=0.01)
+    assert len(set(draw_distinct(torch.tensor([[0.0, -50.0, -90.0]]), torch.zeros(1, 3), 3)[0].tolist())) == 3
+
+
+def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy) -> None:
+    observation = np.random.default_rng(6).normal(size=(1, 11)).astype(np.float32)
+    policy = with_planner(tiny_policy, replacement=False, beam_width=2, expansion_factor=4, likelihood_weight=2.0)
+    (codes,) = policy.candidates(observation, generators(0)).codes
+    assert len(np.unique(codes, axis=0)) == len(codes) == 8
+    repeating = with_planner(policy, replacement=True).candidates(observation, generators(0)).codes[0]
+    assert len(np.unique(repeating, axis=0)) < len(repeating)
+
+
+def test_without_replacement_a_beam_wider_than_all_plans_is_the_exhaustive_search(tiny_policy: Policy) -> None:
+    """Also where it asks for more different codes than there are, as the paper's Adroit does: 1024 of 512."""
+    size = tiny_policy.vqvae.params.codebook.size
+    policy = with_planner(tiny_policy, replacement=False, beam_width=size**2, expansion_factor=size + 1, likelihood_weight=2.0)
+    observation = np.random.default_rng(8).normal(size=11).astype(np.float32)
+    found = policy.candidates(observation[None], generators(0)).codes[0]
+    assert sorted(map(tuple, found)) == list(itertools.product(range(size), repeat=2))
+    codes, score, _ = exhaustive(policy, observation)
+    best = policy.plan(observation[None], generators(0))
+    assert tuple(best.codes[0]) == codes
+    assert best.score[0] == pytest.approx(score, rel=1e-4)
+
+
+@pytest.mark.parametrize("search", ["beam", "prior_sampling"])
+def test_the_plan_is_the_best_of_its_candidates(tiny_policy: Policy, search: str) -> None:
+    policy = with_planner(tiny_policy, search=search)
+    observations = np.random.default_rng(7).normal(size=(3, 11)).astype(np.float32)
+    every, best = policy.candidates(observations, generators(0, 1, 2)), policy.plan(observations, generators(0, 1, 2))
+    assert every.actions.shape == (3, 8 if search == "beam" else 16, 6, 3)
+    for n, c in enumerate(every.score.argmax(axis=1)):
+        np.testing.assert_array_equal(every.codes[n, c], best.codes[n])
+        np.testing.assert_array_equal(every.actions[n, c], best.actions[n])
+
+
+@pytest.mark.parametrize("likelihood_threshold", [0.05, 0.9])
+def test_a_wide_beam_finds_the_exhaustive_optimum(tiny_policy: Policy, likelihood_threshold: float) -> None:
+    # Samples repeat, and repeats of the best partial plan would crowd out all others in a narrow beam.
+    policy = with_planner(
+        tiny_policy, beam_width=3000, expansion_factor=1, likelihood_weight=2.0, likelihood_threshold=likelihood_threshold
+    )
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        observation = rng.normal(size=11).astype(np.float32)
+        codes, score, actions = exhaustive(policy, observation)
+        found = policy.plan(observation[None], generators(seed))
+        assert tuple(found.codes[0]) == codes
+        assert found.score[0] == pytest.approx(score, rel=1e-4)
+        np.testing.assert_allclose(found.actions[0], actions, rtol=1e-3, atol=1e-4)
+
+
+def test_many_samples_find_the_exhaustive_optimum(tiny_policy: Policy) -> None:
+    observation = np.random.default_rng(1).normal(size=11).astype(np.float32)
+    for search in ("prior_sampling", "uniform_sampling"):
+        policy = with_planner(tiny_policy, search=search, samples=3000, likelihood_weight=2.0)
+        codes, score, _ = exhaustive(policy, observation)
+        found = policy.plan(observation[None], generators(0))
+        assert tuple(found.codes[0]) == codes
+        assert found.score[0] == pytest.approx(score, rel=1e-4)
+
+
+@pytest.mark.parametrize("search", ["beam", "prior_sampling", "uniform_sampling"])
+def test_planning_for_many_states_equals_planning_for_each_alone(tiny_policy: Policy, search: str) -> None:
+    policy = with_planner(tiny_policy, search=search)
+    observations = np.random.default_rng(2).normal(size=(5, 11)).astype(np.float32)
+    together = policy.plan(observations, generators(*range(5)))
+    for n in range(5):
+        alone = policy.plan(observations[n : n + 1], generators(n))
+        np.testing.assert_array_equal(together.codes[n], alone.codes[0])
+        np.testing.assert_allclose(together.actions[n], alone.actions[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(together.score[n], alone.score[0], rtol=1e-4)
+
+
+def test_the_plans_numbers_are_those_of_its_codes(tiny_policy: Policy) -> None:
+    observations = np.random.default_rng(3).normal(size=(3, 11)).astype(np.float32)
+    found = tiny_policy.plan(observations, generators(0, 1, 2))
+    layout = tiny_policy.vqvae.layout
+    state = tiny_policy.normalizer.normalize(torch.from_numpy(observations), layout.observation)
+    codes = torch.from_numpy(found.codes)
+    with torch.no_grad():
+        steps, _ = tiny_policy.vqvae.decode(codes, state)
+        log_probability = tiny_policy.prior.log_probabilities(codes, state).sum(dim=1)
+    raw = tiny_policy.normalizer.denormalize(steps.transitions_BTX)
+    np.testing.assert_allclose(found.observations, raw[..., layout.observation], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.rewards, raw[..., layout.reward], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.log_probability, log_probability, rtol=1e-4)
+
+
+def test_the_partial_threshold_changes_which_beams_are_kept_but_not_the_final_score(tiny_policy: Policy) -> None:
+    observations = np.random.default_rng(4).normal(size=(30, 11)).astype(np.float32)
+    choices = {"beam_width": 1, "expansion_factor": 8, "likelihood_weight": 5.0, "likelihood_threshold": 0.3}
+    full = with_planner(tiny_policy, partial_threshold=False, **choices).plan(observations, generators(*range(30)))
+    partial = with_planner(tiny_policy, partial_threshold=True, **choices).plan(observations, generators(*range(30)))
+    assert (full.codes != partial.codes).any()
+    for found in (full, partial):
+        score = found.value + 5.0 * np.minimum(found.log_probability, 2 * math.log(0.3))
+        np.testing.assert_allclose(found.score, score, rtol=1e-4)
+
+
+def test_no_search_follows_the_prior(tiny_policy: Policy) -> None:
+    """Beam width 1 and expansion 1: one sample from the prior, whatever its return."""
+    policy = with_planner(tiny_policy, beam_width=1, expansion_factor=1)
+    observation = np.random.default_rng(5).normal(size=(1, 11)).astype(np.float32)
+    states = np.repeat(observation, 2000, axis=0)
+    codes = policy.plan(states, generators(*range(2000))).codes
+    state = policy.normalizer.normalize(torch.from_numpy(observation), policy.vqvae.layout.observation)
+    with torch.no_grad():
+        log_probs, _ = policy.prior(torch.tensor([[policy.prior.start]]), state)
+    frequencies = np.bincount(codes[:, 0], minlength=8) / 2000
+    np.testing.assert_allclose(frequencies, log_probs[0, 0].exp(), atol=0.035)
+
+
+@pytest.mark.parametrize("choices", [{}, {"replacement": False, "expansion_factor": 1}, {"search": "prior_sampling"}])
+def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str, object]) -> None:
+    """What a CUDA graph needs, tried on tensors that have a shape but no values."""
+    policy = with_planner(tiny_policy, **choices)
+    policy.vqvae.to("meta"), policy.prior.to("meta")
+    noise = policy.search.noise(generators(0, 1)).to("meta")
+    search = policy.search.sample if policy.params.search == "prior_sampling" else policy.search.beam_search
+    found = search(torch.empty(2, 11, device="meta"), noise)
+    assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)
+
+
+@pytest.mark.parametrize("states", [1, 2, 3, MOST_STATES - 1, MOST_STATES, MOST_STATES + 1, 5 * MOST_STATES + 7])
+def test_batches_are_bounded_and_recorded_ones_of_few_sizes(states: int) -> None:
+    for recorded in (False, True):
+        sizes = batch_sizes(states, recorded)
+        assert sum(sizes) == states and max(sizes) <= MOST_STATES
+        assert not recorded or all(size in (1, 2, 4, 8, 16) for size in sizes)
+
+
+def test_more_states_than_a_batch_holds_get_the_plans_that_they_get_alone(tiny_policy: Policy) -> None:
+    states = 2 * MOST_STATES + 3
+    observations = np.random.default_rng(0).normal(size=(states, 11))
+    together = tiny_policy.plan(observations, generators(*range(states)))
+    for i in (0, MOST_STATES - 1, MOST_STATES, states - 1):
+        alone = tiny_policy.plan(observations[i : i + 1], generators(i))
+        np.testing.assert_array_equal(together.codes[i], alone.codes[0])
+        np.testing.assert_allclose(together.actions[i], alone.actions[0], rtol=1e-4, atol=1e-5)

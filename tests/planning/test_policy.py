@@ -1,0 +1,90 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tap.planning.policy import Policy
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(n) for n in range(count)]
+
+
+def test_a_saved_policy_plans_the_same(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
+    loaded = Policy.load(tiny_policy_folder)
+    observations = np.random.default_rng(0).normal(size=(4, 11))
+    expected, found = tiny_policy.plan(observations, generators(4)), loaded.plan(observations, generators(4))
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(found.actions, expected.actions)
+    assert (loaded.observation_dim, loaded.action_dim) == (11, 3)
+
+
+def test_a_saved_policy_holds_no_pickle(tiny_policy_folder: Path) -> None:
+    assert {file.suffix for file in tiny_policy_folder.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("shape", [(11,), (2, 12), (2, 3, 11)])
+def test_wrong_shapes_are_refused(tiny_policy: Policy, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"this policy wants \(n, 11\)"):
+        tiny_policy.plan(np.zeros(shape), generators(2))
+
+
+def test_nan_is_refused(tiny_policy: Policy) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        tiny_policy.plan(np.full((1, 11), np.nan), generators(1))
+
+
+def test_a_missing_policy_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"planner\.json does not exist"):
+        Policy.load(tmp_path)
+
+
+def test_no_observation_is_refused(tiny_policy: Policy) -> None:
+    with pytest.raises(ValueError, match="no observation"):
+        tiny_policy.plan(np.zeros((0, 11)), [])
+
+
+def test_a_folder_of_an_earlier_version_is_explained(tiny_policy_folder: Path) -> None:
+    file = tiny_policy_folder / "vqvae.json"
+    description = json.loads(file.read_text())
+    del description["normalizer"]["lowest"], description["normalizer"]["highest"]
+    file.write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=r"vqvae\.json is of an earlier version .*lacks highest, lowest.* train again"):
+        Policy.load(tiny_policy_folder)
+
+
+def test_doubts_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
+    lowest, highest = np.full(16, -1.0, np.float32), np.full(16, 3.0, np.float32)
+    policy = Policy.load(tiny_policy_folder)
+    policy.normalizer = replace(policy.normalizer, lowest=lowest, highest=highest)
+    observations = np.zeros((5, 11))
+    observations[1, 4] = 3.39  # the range is 4 wide: a tenth beyond it is still familiar
+    observations[2, 4] = 3.41
+    observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is named
+    plan = policy.plan(observations, generators(5))
+    assert policy.search.num_codes == 2 and policy.params.likelihood_threshold == 0.05
+    plan = replace(plan, log_probability=np.log([0.0026, 0.0026, 0.0026, 0.0026, 0.0024]))  # the threshold is 0.0025
+    allowed = "far outside the training data, which allows -1.4 to 3.4"
+    assert policy.doubts(observations, plan) == [
+        {},
+        {},
+        {"state": f"observation[4] is 3.41, {allowed}"},
+        {"state": f"observation[9] is -30, {allowed}"},
+        {"plan": "the plan has probability 0.0024, less than the threshold 0.05^2 = 0.0025"},
+    ]
+
+
+def test_a_plan_has_the_doubts_of_its_search(tiny_policy: Policy) -> None:
+    """Both count the same codes and the same threshold: the score of a plan without the doubt is not lowered."""
+    params = tiny_policy.params.model_copy(update={"likelihood_threshold": 0.3, "likelihood_weight": 1.0})
+    policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
+    observations = np.random.default_rng(0).normal(size=(20, 11))
+    plan = policy.plan(observations, generators(20))
+    penalties = plan.score - plan.value
+    unlikely = np.array(["plan" in doubts for doubts in policy.doubts(observations, plan)])
+    assert unlikely.any() and not unlikely.all()
+    np.testing.assert_allclose(penalties[~unlikely], penalties.max(), atol=1e-3)
+    assert (penalties[unlikely] < penalties.max() - 1e-3).all()

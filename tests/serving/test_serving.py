@@ -1,0 +1,297 @@
+"""The served policy, called directly and over HTTP."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import requests
+import torch
+from conftest import ROOT, make_tiny_policy, tiny_tree
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc.model import PythonModelContext
+
+from benchmarks.sizes import params_of
+from pipelines.serve import serve
+from tap.planning.planner import MOST_STATES
+from tap.planning.policy import Plan, Policy
+from tap.serving.policy import ServedPolicy, SharedPolicy
+from tap.settings import Runtime
+from tap.tracking import run as tracking
+from tap.tracking.registry import log_policy, open_registry
+
+OBSERVATIONS = np.random.default_rng(0).normal(size=(3, 11))
+
+
+def generators(seed: int, rows: int) -> list[torch.Generator]:
+    seeds = [int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]) for row in range(rows)]
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+@pytest.fixture
+def served(tiny_policy_folder: Path) -> ServedPolicy:
+    model = ServedPolicy()
+    model.load_context(PythonModelContext(artifacts={"policy": str(tiny_policy_folder)}, model_config=None))
+    return model
+
+
+def predict(model: ServedPolicy, observations: Any, params: dict[str, Any] | None = None) -> Any:
+    return model.predict(None, observations, params)
+
+
+def test_each_row_gets_its_own_generator(served: ServedPolicy, tiny_policy: Policy) -> None:
+    actions = predict(served, OBSERVATIONS, {"seed": 7})
+    np.testing.assert_allclose(actions, tiny_policy.act(OBSERVATIONS, generators(7, 3)), rtol=1e-5)
+    np.testing.assert_allclose(predict(served, OBSERVATIONS[:1], {"seed": 7}), actions[:1], rtol=1e-5)
+    assert not np.array_equal(predict(served, OBSERVATIONS), actions)
+    assert predict(served, OBSERVATIONS, {"seed": -7}).shape == (3, 3)
+
+
+def test_lists_serve_as_arrays(served: ServedPolicy) -> None:
+    np.testing.assert_array_equal(predict(served, OBSERVATIONS.tolist()), predict(served, OBSERVATIONS))
+
+
+def test_details_are_the_plan_and_what_speaks_against_it(served: ServedPolicy, tiny_policy: Policy) -> None:
+    records = predict(served, OBSERVATIONS, {"seed": 7, "details": True})
+    plan = tiny_policy.plan(OBSERVATIONS, generators(7, 3))
+    assert json.loads(json.dumps(records)) == records
+    for row, record in enumerate(records):
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_allclose(record["plan"][name], getattr(plan, name)[row], rtol=1e-4, atol=1e-5)
+        assert record["action"] == record["plan"]["actions"][0]
+        assert record["predicted_return"] == pytest.approx(plan.value[row], rel=1e-4)
+        assert record["probability"] == pytest.approx(np.exp(plan.log_probability[row]), rel=1e-4)
+        assert record["out_of_distribution"] == bool(record["reasons"])
+    (far,) = predict(served, [[100.0, *[0.0] * 10]], {"details": True})
+    assert far["out_of_distribution"] and far["reasons"]["state"].startswith(
+        "observation[0] is 100, far outside the training data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("observations", "sentence"),
+    [
+        (OBSERVATIONS[:, :5], r"shape \(3, 5\)"),
+        (OBSERVATIONS[0], r"shape \(11,\)"),
+        (OBSERVATIONS[:0], "no observation"),
+        (np.full((1, 11), np.nan), "NaN"),
+        (np.full((1, 11), 1e39), "float32"),
+        ([[1.0, 2.0], [3.0]], "inhomogeneous"),
+        ([["a"] * 11], "could not convert"),
+    ],
+)
+def test_a_wrong_input_is_the_callers_mistake(served: ServedPolicy, observations: Any, sentence: str) -> None:
+    with pytest.raises(MlflowException, match=sentence) as error:
+        predict(served, observations)
+    assert error.value.error_code == "INVALID_PARAMETER_VALUE" and error.value.get_http_status_code() == 400
+
+
+def test_a_failure_of_the_planner_is_the_servers(served: ServedPolicy, caplog: pytest.LogCaptureFixture) -> None:
+    served.policy.search.prior = torch.nn.Identity()  # type: ignore[assignment]
+    with pytest.raises(MlflowException, match="planning failed; the server's log says why") as error:
+        predict(served, OBSERVATIONS)
+    assert error.value.get_http_status_code() == 500 and "Traceback" in caplog.text
+
+
+class Gate:
+    """A policy that plans only when it may, and remembers for how many states at once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.open, self.batches = policy, threading.Event(), []
+
+    def check(self, observations: np.ndarray) -> None:
+        self.policy.check(observations)
+
+    def plan(self, observations: np.ndarray, generators: list[torch.Generator]) -> Plan:
+        self.batches.append(len(observations))
+        assert self.open.wait(30)
+        return self.policy.plan(observations, generators)
+
+
+def test_those_who_wait_share_a_batch_and_get_their_own_plans(tiny_policy: Policy) -> None:
+    gate = Gate(tiny_policy)
+    shared = SharedPolicy(gate)  # type: ignore[arg-type]
+    observations = np.random.default_rng(0).normal(size=(6, 2, 11))
+    with ThreadPoolExecutor(7) as threads:
+        plans = [threads.submit(shared.plan, observations[0], generators(0, 2))]
+        while not gate.batches:  # the first is being planned
+            time.sleep(0.001)
+        plans += [threads.submit(shared.plan, observations[i], generators(i, 2)) for i in range(1, 6)]
+        with pytest.raises(ValueError, match="shape"):  # the mistake of one is nobody else's
+            shared.plan(observations[0, :, :5], generators(0, 2))
+        while shared._waiting.qsize() < 5:
+            time.sleep(0.001)
+        gate.open.set()
+    assert gate.batches == [2, 10]
+    for i, plan in enumerate(plans):
+        alone = tiny_policy.plan(observations[i], generators(i, 2))
+        np.testing.assert_array_equal(plan.result().codes, alone.codes)
+        np.testing.assert_allclose(plan.result().actions, alone.actions, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_does_not_grow_without_end(tiny_policy: Policy) -> None:
+    gate = Gate(tiny_policy)
+    shared = SharedPolicy(gate)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(5) as threads:
+        threads.submit(shared.plan, OBSERVATIONS[:1], generators(0, 1))
+        while not gate.batches:
+            time.sleep(0.001)
+        for seed in range(3):
+            threads.submit(shared.plan, np.zeros((MOST_STATES - 1, 11)), generators(seed, MOST_STATES - 1))
+        while shared._waiting.qsize() < 3:
+            time.sleep(0.001)
+        gate.open.set()
+    assert gate.batches == [1, 2 * (MOST_STATES - 1), MOST_STATES - 1]
+
+
+class Server(NamedTuple):
+    """`tap serve` of a champion with a tiny policy for Hopper."""
+
+    url: str
+    policy: Policy
+    example: np.ndarray  # the actions for OBSERVATIONS of the model loaded from the registry
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Ready when given; afterwards SIGTERM must end it, and all of its processes."""
+    folder = tmp_path_factory.mktemp("serving")
+    policy = make_tiny_policy(params_of("hopper", "cpu", **tiny_tree()))
+    policy.save(folder / "policy")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    runtime = Runtime(tracking_uri=uri, spool=folder / ".tracking")
+    tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
+    with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=runtime) as run:
+        log_policy(run, folder / "policy", OBSERVATIONS)
+        run.register("tap-tiny", {"score": 1.5})
+    with open_registry(uri) as registry:
+        found = registry.version_of_run("tap-tiny", run.id)
+        assert found is not None and found.version == "1" and found.tags["score"] == "1.5"
+        with pytest.raises(ValueError, match=r"tap-tiny has no champion at .*: run `tap promote tiny` first"):
+            serve("tap-tiny", "champion", "127.0.0.1", 1, uri)
+        registry.set_alias(found, "champion")
+        example = registry.load_test(found).actions
+    (logged,) = (folder / "mlartifacts" / "models").glob("*/artifacts")
+    assert (logged / "code/tap/planner.py").exists()  # the code travels with the weights
+    assert "torch==2.13.0\n" in (logged / "requirements.txt").read_text()
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = os.environ | {"PATH": "/usr/bin:/bin", "MLFLOW_TRACKING_URI": uri}  # a PATH without the virtual environment
+    command = [sys.executable, "-m", "pipelines.cli", "serve", "tiny", "--port", str(port)]
+    process = psutil.Popen(command, env=environment, cwd=ROOT)
+    try:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline
+            try:
+                assert requests.get(f"{url}/ping", timeout=5).status_code == 200
+                break
+            except requests.ConnectionError:
+                time.sleep(0.1)
+        yield Server(url, policy, example)
+        children = process.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert children and not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    finally:
+        for child in [*process.children(recursive=True), process] if process.is_running() else []:
+            child.kill()
+
+
+def post(server: Server, body: Any, content_type: str = "application/json") -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = requests.post(f"{server.url}/invocations", data, headers={"Content-Type": content_type}, timeout=30)
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.xdist_group("serving")
+def test_a_champion_over_http(server: Server) -> None:
+    status, answer = post(server, {"inputs": OBSERVATIONS.tolist()})
+    assert status == 200
+    np.testing.assert_allclose(answer["predictions"], server.example, rtol=1e-5)
+    status, answer = post(server, {"inputs": [[1.25] + [0] * 10], "params": {"seed": 3}}, "application/json; charset=utf-8")
+    assert status == 200 and np.shape(answer["predictions"]) == (1, 3)
+    status, answer = post(server, {"inputs": OBSERVATIONS.tolist(), "params": {"details": True}})
+    assert status == 200
+    np.testing.assert_allclose([record["action"] for record in answer["predictions"]], server.example, rtol=1e-5)
+
+
+ROW = [0.0] * 11
+MISTAKES: list[tuple[Any, str]] = [
+    ({"inputs": [[1.0, 2.0]]}, "inputs.0: List should have at least 11 items after validation, not 2."),
+    ({"inputs": [ROW, [*ROW, 1.0]]}, "inputs.1: List should have at most 11 items after validation, not 12."),
+    ({"inputs": ROW}, "inputs.0: Input should be a valid array."),
+    ({"inputs": []}, "inputs: List should have at least 1 item after validation, not 0."),
+    ({"inputs": [ROW] * 257}, "inputs: List should have at most 256 items after validation, not 257."),
+    ({"inputs": [[float("nan"), *ROW[1:]]]}, "inputs.0.0: Input should be a finite number."),
+    ({"inputs": [[None, *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
+    ({"inputs": [["1", *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
+    ({"inputs": [[1e39, *ROW[1:]]]}, "inputs.0.0: Input should be less than or equal to 34"),
+    ({"inputs": [ROW], "parms": {}}, "parms: There is no such field; known are inputs, params."),
+    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: There is no such field; known are seed, details."),
+    ({"inputs": [ROW], "params": {"seed": "a"}}, "params.seed: Input should be a valid integer."),
+    ({"inputs": [ROW], "params": {"seed": 1.5}}, "params.seed: Input should be a valid integer."),
+    ({"inputs": [ROW], "params": {"details": 1}}, "params.details: Input should be a valid boolean."),
+    ({"inputs": [ROW], "params": 1}, "params: Input should be an object."),
+    ({}, "inputs: Field required."),
+    ([ROW], "request: Input should be an object."),
+    (b"observations", "request: Invalid JSON: expected value at line 1 column 1."),
+    (b"", "request: Invalid JSON: EOF while parsing a value at line 1 column 0."),
+    (b"[" * 10_000, "request: Invalid JSON: recursion limit exceeded"),
+]
+
+
+@pytest.mark.xdist_group("serving")
+@pytest.mark.parametrize(("body", "sentence"), MISTAKES)
+def test_a_wrong_request_is_answered_by_one_sentence(server: Server, body: Any, sentence: str) -> None:
+    status, answer = post(server, body)
+    assert status == 400 and answer["error_code"] == "BAD_REQUEST" and answer["message"].startswith(sentence)
+    assert "\n" not in answer["message"] and "stack_trace" not in answer
+
+
+@pytest.mark.xdist_group("serving")
+def test_other_formats_and_large_bodies_are_refused(server: Server) -> None:
+    status, answer = post(server, b"a,b\n1,2\n", "text/csv")
+    assert status == 415 and answer["message"] == "The content type is text/csv; it must be application/json."
+    answer = requests.post(f"{server.url}/invocations", b"{}", timeout=30)
+    assert answer.status_code == 415 and "The content type is none" in answer.text
+    status, answer = post(server, b" " * 200_000)
+    assert status == 413 and "send at most 256 rows at a time" in answer["message"]
+    assert requests.get(f"{server.url}/invocations", timeout=30).status_code == 405
+    assert requests.get(f"{server.url}/nowhere", timeout=30).status_code == 404
+
+
+@pytest.mark.xdist_group("serving")
+def test_the_documented_client_drives_an_environment(server: Server) -> None:
+    page, client = (ROOT / "docs/serving.md").read_text(), ROOT / "docs/client.py"
+    assert f"```python\n{client.read_text()}```\n" in page
+    ran = subprocess.run([sys.executable, client, server.url], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    found = re.search(r"return (-?[\d.]+) after (\d+) steps", ran.stdout)
+    assert found
+
+    environment = gymnasium.make("Hopper-v4")  # the same without a server
+    observation, _ = environment.reset(seed=0)
+    total, step, ended = 0.0, 0, False
+    actions: list[np.ndarray] = []
+    while not ended:
+        if step % 3 == 0:
+            actions = list(server.policy.plan(observation[None], generators(step, 1)).actions[0, :3])
+        observation, reward, terminated, truncated, _ = environment.step(np.clip(actions.pop(0), -1, 1))
+        total, step, ended = total + float(reward), step + 1, terminated or truncated
+    assert int(found[2]) == step and float(found[1]) == pytest.approx(total, abs=0.5)

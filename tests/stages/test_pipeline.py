@@ -1,0 +1,181 @@
+"""The stages joined: a tiny `dvc repro` in a copy of the project, and what dvc.yaml says against what the modules import."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grimp
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import EPISODE_LENGTHS, ROOT, copy_project, metrics, random_episodes, run, tiny_tree
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from pipelines.stages import train_prior
+from tap.data.windows import Windows
+from tap.planning.policy import Policy
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_name_every_module_that_the_stage_imports(stage: str) -> None:
+    graph = grimp.build_graph("tap", "pipelines")
+    commands = STAGES[stage]["cmd"]
+    modules = {command.split()[2] for command in ([commands] if isinstance(commands, str) else commands)}
+    imported = modules.union(*map(graph.find_upstream_modules, modules)) - {"tap", "pipelines"}
+    files = {f"{name.replace('.', '/')}.py" for name in imported}
+    deps = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
+    assert deps == files
+
+
+def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy: Policy, monkeypatch: Any) -> None:
+    windows = Windows(
+        random_episodes([30, 5, 40], 11, 3), tiny_policy.vqvae.params.windows, tiny_policy.normalizer, torch.device("cpu")
+    )
+    alone = torch.cat([train_prior.encode(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
+    monkeypatch.setattr(train_prior, "ENCODED_AT_ONCE", 20)
+    torch.testing.assert_close(train_prior.encode(tiny_policy.vqvae, windows), alone)
+    assert len(alone.unique(dim=0)) > 5
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project at tiny scale, with a dataset of its own."""
+    folder = tmp_path_factory.mktemp("project")
+    ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
+    copy_project(folder, {"my-hopper": tiny_tree()}, seeds=[3], ablate=ablate)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reproduced(project: Path) -> Path:
+    run(project, "dvc", "repro")
+    return project
+
+
+def test_repro_makes_every_stages_results(reproduced: Path) -> None:
+    assert list(metrics(reproduced)) == ["my-hopper-3.json"]
+    result = metrics(reproduced)["my-hopper-3.json"]
+    wanted = {
+        "normalized_score",
+        "returns",
+        "episodes",
+        "dataset",
+        "source",
+        "environment",
+        "versions",
+        "seed",
+        "behaviour",
+        "digest",
+    }
+    assert wanted <= set(result)
+    assert (result["seed"], result["source"], result["dataset"], result["environment"]) == (3, "file", "my-hopper", "Hopper-v4")
+    assert result["normalized_score"] == pytest.approx(np.mean(result["returns"]))  # reference scores 0 and 100
+    assert result["behaviour"]["mean_return"] == pytest.approx(sum(EPISODE_LENGTHS) / len(EPISODE_LENGTHS), rel=0.05)
+    assert list(metrics(reproduced, "ablations")) == ["my-hopper-3-no-search.json", "my-hopper-3-unconditional.json"]
+    drawn = metrics(reproduced, "diagnose")["my-hopper-3.json"]
+    assert drawn["protocol"].startswith("16 plans of 6 steps, 8 from the first state of each of 2 episodes, seeds 1000-1001")
+    assert drawn["digest"] == result["digest"] and {"prior", "uniform"} <= set(drawn)
+    assert "my-hopper" in (reproduced / "data/report/index.html").read_text()
+    assert (reproduced / "data/report/my-hopper-candidates.png").exists()
+
+
+def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
+    commit = run(reproduced, "git", "rev-parse", "HEAD").stdout.strip()
+    for folder in ("vqvae", "prior"):
+        lineage = json.loads((reproduced / f"data/{folder}/my-hopper-3/run.json").read_text())
+        assert lineage["git_commit"] == commit
+        assert lineage["dataset_digest"] == metrics(reproduced)["my-hopper-3.json"]["digest"]
+
+
+def test_a_second_repro_does_nothing(reproduced: Path) -> None:
+    assert "Data and pipelines are up to date." in run(reproduced, "dvc", "repro").stdout
+
+
+def test_a_changed_planner_leaves_trainings_up_to_date(reproduced: Path) -> None:
+    """A stage of model_ablations trains and evaluates; its training resumes from a finished checkpoint then."""
+    text = (reproduced / "params.yaml").read_text()
+    content = yaml.safe_load(text)
+    content["evaluate"]["planner"]["likelihood_weight"] = 1.0
+    (reproduced / "params.yaml").write_text(yaml.safe_dump(content))
+    stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
+    (reproduced / "params.yaml").write_text(text)
+    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations", "diagnose"}
+
+
+def tracked_runs(folder: Path, condition: str) -> list[Run]:
+    return list(MlflowClient(f"sqlite:///{folder}/mlflow.db").search_runs(["1"], condition))
+
+
+def test_runs_carry_what_is_compared(reproduced: Path) -> None:
+    (evaluation,) = tracked_runs(reproduced, "tags.dvc_stage = 'evaluate@my-hopper-3'")
+    result = metrics(reproduced)["my-hopper-3.json"]
+    for name in ("normalized_score", "normalized_score_standard_error"):
+        assert evaluation.data.metrics[name] == pytest.approx(result[name])
+    perplexity = metrics(reproduced, "train_vqvae")["my-hopper-3.json"]["codebook_perplexity"]
+    assert evaluation.data.metrics["codebook_perplexity"] == pytest.approx(perplexity)
+    assert evaluation.data.metrics["latency_ms_median"] > 0
+    (training,) = tracked_runs(reproduced, f"tags.run_key = '{evaluation.data.tags['run_train_vqvae']}'")
+    assert training.data.tags["dvc_stage"] == "train_vqvae@my-hopper-3"
+    (diagnosis,) = tracked_runs(reproduced, "tags.dvc_stage = 'diagnose@my-hopper-3'")
+    drawn = metrics(reproduced, "diagnose")["my-hopper-3.json"]
+    assert diagnosis.data.metrics["prior_distinct_plans"] == pytest.approx(drawn["prior"]["distinct_plans"])
+
+
+def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
+    script = (
+        "import mlflow, json; client = mlflow.MlflowClient();"
+        "print(json.dumps([(v.tags, v.description) for v in client.search_model_versions(\"name = 'tap-my-hopper'\")]))"
+    )
+    ((tags, card),) = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    result = metrics(reproduced)["my-hopper-3.json"]
+    assert tags["seed"] == "3" and tags["recipe"] == result["recipe"] and tags["latency_budget_ms"] == "200.0"
+    assert json.loads(tags["returns"]) == result["returns"] and json.loads(tags["scores"]) == pytest.approx(result["returns"])
+    assert json.loads(tags["validation"])["episodes"] == len(EPISODE_LENGTHS)
+    assert card.startswith("# TAP policy for my-hopper, training seed 3\n") and result["digest"] in card
+    promoted = run(reproduced, sys.executable, "-m", "pipelines.cli", "promote", "my-hopper").stdout
+    assert "tap-my-hopper version 1: promoted (is the first)" in promoted  # so it acts as it did when it was registered
+
+
+def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:
+    """The models are trained again from nothing; kill -9 strikes when the first checkpoint has appeared."""
+    expected = [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")]
+    shutil.rmtree(reproduced / ".checkpoints")
+    for stage in ("train_vqvae", "train_prior"):
+        module = f"pipelines.{stage}"
+        environment = os.environ | {"PYTHONPATH": str(reproduced), "OMP_NUM_THREADS": "1"}
+        environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{reproduced}/mlflow.db"
+        process = subprocess.Popen([sys.executable, "-m", module, "my-hopper", "3"], cwd=reproduced, env=environment)
+        while not list((reproduced / ".checkpoints").glob(f"{stage}-*/checkpoint.pt")):
+            assert process.poll() is None, "the stage ended before its first checkpoint was seen"
+        process.kill()
+        process.wait()
+        run(reproduced, "dvc", "repro", "-f", "-s", f"{stage}@my-hopper-3")
+    run(reproduced, "dvc", "repro", "-f", "-s", "evaluate@my-hopper-3")
+    assert not tracked_runs(reproduced, "attributes.status != 'FINISHED'") and not list((reproduced / ".tracking").iterdir())
+    assert [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": "papper"}, "scale"),
+        ({"train_vqvae": {"latent_stepp": 3}}, "latent_stepp: unknown key"),
+        ({"datasets": {"hopper-medum-v2": {}}, "ablate": {"datasets": [], "planners": [], "models": []}}, "hopper-medium-v2"),
+    ],
+)
+def test_mistakes_in_params_stop_the_stage_with_one_message(project: Path, change: dict[str, Any], message: str) -> None:
+    text = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change))
+    dataset = next(iter(change.get("datasets", {"my-hopper": {}})))
+    result = run(project, sys.executable, "-m", "pipelines.stages.fetch", dataset, check=False)
+    (project / "params.yaml").write_text(text)
+    assert result.returncode == 1
+    assert message in result.stderr and "Traceback" not in result.stderr

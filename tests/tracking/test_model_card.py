@@ -1,0 +1,110 @@
+"""Model cards against facts written by hand."""
+
+from typing import Any
+
+import pytest
+
+from tap.tracking.model_card import model_card, with_promotion
+
+VALIDATION = {
+    "origin": "hopper-medium-replay.hdf5",
+    "transitions": 100909,
+    "episodes": 321,
+    "observation_dim": 11,
+    "action_dim": 3,
+    "return": {"mean": 612.34, "min": -1.25, "max": 3012.06},
+    "warnings": ["the last episode has no end in the file"],
+}
+METRICS: dict[str, Any] = {
+    "dataset": "hopper-medium-replay",
+    "source": "recollected",
+    "digest": "d1ge57",
+    "scale": "cpu",
+    "environment": "Hopper-v4",
+    "simulator": "gymnasium 1.4.0, mujoco 4.0.0",
+    "versions": {"torch": "2.13.0", "numpy": "2.4.6", "gymnasium": "1.4.0"},
+    "seed": 7,
+    "episodes": 4,
+    "protocol": "4 episodes, seeds 1000-1003, re-planned every step, last checkpoint",
+    "score_metric": "normalized_score",
+    "scores": [10.0, 20.0, 30.0, 40.0],  # standard deviation 12.91, so a standard error of 6.45
+    "return_mean": 801.26,
+    "behaviour": {"mean_return": 612.34, "mean_normalized_score": 19.44},
+    "latency_ms": {"median": 26.04, "p95": 31.51},
+    "planner": {"search": "beam", "beam_width": 16, "expansion_factor": 4, "samples": 256, "horizon": 12},
+    "latent_step": 3,
+    "recipe": "rec1pe",
+    "git_commit": "c0mm17",
+    "runs": {"train_vqvae": "run-a", "train_prior": None, "evaluate": "run-c"},
+}
+
+
+def card(**changes: Any) -> str:
+    return model_card("tap-hopper-medium-replay", METRICS | changes, VALIDATION, latency_budget_ms=200.0, git_dirty=False)
+
+
+def test_the_card_states_the_facts() -> None:
+    text = " ".join(card().split())
+    for fact in (
+        "# TAP policy for hopper-medium-replay, training seed 7",
+        "turns 3 steps into one code",
+        "beam search, width 16, expansion 4, 12 steps",
+        "at cpu scale",
+        "| 7 | 25.0 ± 6.5 | 801.3 | 4 |",
+        "0 for a random policy and 100 for an expert",
+        "the data's own episodes score 19.4 on average",
+        "origin: hopper-medium-replay.hdf5, SHA-256 d1ge57",
+        "100909 transitions in 321 episodes",
+        "returns: -1.2 to 3012.1, mean 612.3",
+        "warnings of the validation: the last episode has no end in the file",
+        "simulator: Hopper-v4, gymnasium 1.4.0, mujoco 4.0.0; torch 2.13.0, numpy 2.4.6",
+        "protocol: 4 episodes, seeds 1000-1003, re-planned every step, last checkpoint",
+        "26.0 ms (median), 31.5 ms (95th percentile)",
+        "its budget is 200 ms",
+        "git commit c0mm17 - recipe rec1pe",
+        "runs: train_vqvae run-a, train_prior untracked, evaluate run-c",
+        "Nothing was tested on a real machine",
+        "tap serve tap-hopper-medium-replay",
+        'mlflow.pyfunc.load_model("models:/tap-hopper-medium-replay/VERSION")',
+        'policy.predict(observations, params={"seed": 0})',
+        "Observations are float64 (n, 11), actions float32 (n, 3)",
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize(("source", "d4rls"), [("d4rl", True), ("file", False), ("recollected", False), ("bundled", False)])
+def test_only_d4rls_own_data_is_called_d4rls(source: str, d4rls: bool) -> None:
+    text = card(source=source)
+    assert ("D4RL's original file" in text) == d4rls
+    assert ("not D4RL's data: no score on it is a D4RL score" in text) == (source in ("recollected", "bundled"))
+
+
+def test_a_card_without_reference_scores_without_spread_and_of_changed_code() -> None:
+    changes = {"score_metric": "return", "scores": [-3.04], "behaviour": {"mean_return": -7.06, "mean_normalized_score": None}}
+    planner = {"search": "prior_sampling", "samples": 256, "horizon": 12}
+    validation = VALIDATION | {"warnings": []}
+    metrics = METRICS | changes | {"planner": planner}
+    text = model_card("tap-mine", metrics, validation, latency_budget_ms=200.0, git_dirty=True)
+    for fact in (
+        "| 7 | -3.0 | 801.3 | 4 |",
+        "score: undiscounted return;",
+        "score -7.1 on average",
+        "prior sampling, 256 plans, 12 steps",
+        "c0mm17, with uncommitted changes",
+        "warnings of the validation: none",
+    ):
+        assert fact in text
+
+
+def test_the_last_promotion_ends_the_card() -> None:
+    once = with_promotion(card(), "is the first", {"7": "25.0 ± 6.5"})
+    twice = with_promotion(once, "is above", {"7": "25.0 ± 6.5", "8": "31.0 ± 2.0"})
+    assert once.startswith(card()) and once.endswith("| 7 | 25.0 ± 6.5 |\n") and "is the first" in once
+    assert twice.startswith(card()) and "is the first" not in twice and "| 8 | 31.0 ± 2.0 |" in twice
+
+
+def test_a_long_card_fits_into_mlflows_description() -> None:
+    warnings = ["a warning of quite some length, as long as the longest that a validation knows today" * 2] * 20
+    text = model_card("tap-mine", METRICS, VALIDATION | {"warnings": warnings}, latency_budget_ms=200.0, git_dirty=True)
+    seeds = {str(seed): "100.0 ± 10.0" for seed in range(20)}
+    assert len(with_promotion(text, "because " * 40, seeds)) < 5000

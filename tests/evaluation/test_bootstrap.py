@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from tap.evaluation import bootstrap
 from tap.evaluation.bootstrap import difference
 
 

@@ -37,7 +37,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Fetch(Section):
+class FetchParams(Section):
     """Where a dataset comes from and what it is. What is left out is taken from the registry of known datasets."""
 
     source: Source | None = None
@@ -51,7 +51,7 @@ class Fetch(Section):
     max_jump: PositiveFloat | None  # a larger distance between neighbouring observations ends an episode
 
 
-class Windows(Section):
+class WindowParams(Section):
     """How episodes become training windows (method: Data)."""
 
     length: PositiveInt  # T
@@ -67,7 +67,7 @@ class Windows(Section):
         return self
 
 
-class Transformer(Section):
+class TransformerParams(Section):
     """The causal Transformer that encoder, decoder and prior share."""
 
     layers: PositiveInt
@@ -82,7 +82,7 @@ class Transformer(Section):
         return self
 
 
-class Codebook(Section):
+class CodebookParams(Section):
     """The EMA codebook (method: Model)."""
 
     size: Annotated[int, Field(ge=2)]  # K
@@ -101,7 +101,7 @@ class LossWeights(Section):
     return_to_go: PositiveFloat
 
 
-class Fit(Section):
+class FitParams(Section):
     """One training run, counted in updates."""
 
     updates: PositiveInt
@@ -123,15 +123,15 @@ class Fit(Section):
         return self.batch_size // world_size
 
 
-class TrainVqvae(Section):
-    windows: Windows
+class TrainVqvaeParams(Section):
+    windows: WindowParams
     latent_step: PositiveInt  # L
     bottleneck: Literal["pool", "attention"]  # how L steps and one code become each other
     decoder: Literal["conditional", "unconditional"]  # whether it sees the window's first state
-    codebook: Codebook
-    transformer: Transformer
+    codebook: CodebookParams
+    transformer: TransformerParams
     loss_weights: LossWeights
-    fit: Fit
+    fit: FitParams
 
     @model_validator(mode="after")
     def window_holds_whole_codes(self) -> Self:
@@ -140,12 +140,12 @@ class TrainVqvae(Section):
         return self
 
 
-class TrainPrior(Section):
-    transformer: Transformer
-    fit: Fit
+class TrainPriorParams(Section):
+    transformer: TransformerParams
+    fit: FitParams
 
 
-class Planner(Section):
+class PlannerParams(Section):
     """The search over codes (method: Planning)."""
 
     search: Literal["beam", "prior_sampling", "uniform_sampling"]
@@ -160,12 +160,12 @@ class Planner(Section):
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
 
 
-class Evaluate(Section):
+class EvaluateParams(Section):
     episodes: PositiveInt
     plan_every: PositiveInt  # so many actions of a plan are executed before the next plan
     seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
     latency_budget_ms: PositiveFloat  # a decision of the served policy may take so long, on a CPU and for one state
-    planner: Planner
+    planner: PlannerParams
 
 
 class Params(Section):
@@ -173,10 +173,10 @@ class Params(Section):
 
     dataset: str
     scale: Scale
-    fetch: Fetch
-    train_vqvae: TrainVqvae
-    train_prior: TrainPrior
-    evaluate: Evaluate
+    fetch: FetchParams
+    train_vqvae: TrainVqvaeParams
+    train_prior: TrainPriorParams
+    evaluate: EvaluateParams
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:

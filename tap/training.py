@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tap.cuda_graph import Graphed
 from tap.distributed import all_reduce_sum, rank, world_size
 from tap.files import write_atomically
-from tap.settings import Fit
+from tap.settings import FitParams
 
 HELD_OUT_WINDOWS = 1024  # spread evenly over the held-out episodes
 
@@ -78,7 +78,7 @@ def checkpoint_folder(root: Path, stage: str, inputs: dict[str, Any]) -> Iterato
         yield folder
 
 
-def make_optimizer(model: nn.Module, params: Fit) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, params: FitParams) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -93,7 +93,7 @@ def make_optimizer(model: nn.Module, params: Fit) -> torch.optim.AdamW:
 def fit(
     model: nn.Module,
     loss: LossFunction,
-    params: Fit,
+    params: FitParams,
     *,
     num_windows: int,
     num_held_out: int,
@@ -151,7 +151,7 @@ def fit(
 
 
 def step(
-    model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: Fit, starts: Tensor
+    model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: FitParams, starts: Tensor
 ) -> dict[str, Tensor]:
     """One update with the windows `starts` (B,), this process's share of the batch; returns the losses.
 

@@ -12,13 +12,13 @@ import sys, torch
 from torch import nn
 from tap.model.codebook import Codebook
 from tap.distributed import process_group, rank
-from tap.settings import Codebook as CodebookParams, Fit
+from tap.settings import CodebookParams, FitParams
 from tap.training import fit
 from pathlib import Path
 
 torch.set_num_threads(1)
-params = Fit(updates=12, batch_size=8, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1.0, held_out=0.1,
-             log_every=4, checkpoint_every=12)
+params = FitParams(updates=12, batch_size=8, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1.0,
+                   held_out=0.1, log_every=4, checkpoint_every=12)
 with process_group():
     torch.manual_seed(0)
     linear = nn.Linear(5, 4)

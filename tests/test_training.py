@@ -8,10 +8,10 @@ from torch._subclasses import FakeTensorMode
 from tap.data.windows import Layout
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
-from tap.settings import Fit, Params
+from tap.settings import FitParams, Params
 from tap.training import checkpoint_folder, choose_device, fit, make_optimizer, step
 
-PARAMS = Fit(
+PARAMS = FitParams(
     updates=30,
     batch_size=8,
     learning_rate=1e-2,
@@ -47,7 +47,7 @@ class Regression:
         error = (self.model(x)[:, 0] - x.sum(dim=1)).square().mean()
         return {"loss": error, "absolute": error.detach().sqrt()}
 
-    def fit(self, checkpoint: Path, params: Fit = PARAMS) -> tuple[list[tuple[int, dict[str, float]]], list[int]]:
+    def fit(self, checkpoint: Path, params: FitParams = PARAMS) -> tuple[list[tuple[int, dict[str, float]]], list[int]]:
         logged: list[int] = []
         history = fit(
             self.model,

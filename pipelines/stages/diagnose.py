@@ -23,7 +23,7 @@ from tap.envs.make import State, make_environment
 from tap.evaluation.diagnostics import EPISODES, distribution, render, visualise, with_planner
 from tap.files import read_json, write_json
 from tap.planning.policy import Policy
-from tap.settings import Evaluate, Runtime, load_params
+from tap.settings import EvaluateParams, Runtime, load_params
 from tap.tracking import run as tracking
 from tap.training import choose_device
 
@@ -51,7 +51,7 @@ def run(dataset: str, seed: int) -> None:
         write_json(Path(f"data/metrics/diagnose/{key}.json"), metrics)
 
 
-def diagnose(policy: Policy, info: DatasetInfo, params: Evaluate, seed: int, key: str) -> dict[str, Any]:
+def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: int, key: str) -> dict[str, Any]:
     """Draw and follow plans, and write them for the report; what is measured of them."""
     examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
     episodes = min(EPISODES, params.episodes)

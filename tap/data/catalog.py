@@ -11,7 +11,7 @@ from typing import get_args
 
 import numpy as np
 
-from tap.settings import Fetch, Source, Suite, suite_of
+from tap.settings import FetchParams, Source, Suite, suite_of
 
 ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all zero
 
@@ -84,7 +84,7 @@ def d4rl_file(name: str) -> Path | None:
     return next((Path(str(file.locate())) for file in files if file.as_posix() == name), None)
 
 
-def lookup(dataset: str, fetch: Fetch) -> DatasetInfo:
+def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     """Facts about `dataset`: the registry's, overruled by what `fetch` sets.
 
     Raises ValueError where the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.

@@ -37,7 +37,7 @@ import numpy as np
 from tap.data.catalog import ANT_OBSERVATION_DIM, DatasetInfo
 from tap.data.episodes import Episodes
 from tap.files import sha256
-from tap.settings import Fetch, Suite
+from tap.settings import FetchParams, Suite
 
 ANTMAZE_MAX_JUMP = 1.0  # metres; measured: at most 0.35 m within an episode
 LONGEST = 5  # times max_episode_steps, where jumps are looked for; Adroit's longest demonstration, hammer's 624 steps, is 3.1
@@ -47,7 +47,7 @@ FLAGS = ("terminals", "timeouts")
 Columns = dict[str, np.ndarray]
 
 
-def load_episodes(path: Path, info: DatasetInfo, fetch: Fetch) -> tuple[Episodes, dict[str, Any]]:
+def load_episodes(path: Path, info: DatasetInfo, fetch: FetchParams) -> tuple[Episodes, dict[str, Any]]:
     """Read an HDF5 file in D4RL's layout, cut it into episodes by the rules above, and describe it.
 
     Returns the episodes and a report that JSON can hold. Raises ValueError on a file that cannot be read, lacks a key, has keys
@@ -94,7 +94,9 @@ def load_episodes(path: Path, info: DatasetInfo, fetch: Fetch) -> tuple[Episodes
     return episodes, report | {"warnings": _warnings(report, columns, lengths, info, fetch)}
 
 
-def _warnings(report: dict[str, Any], columns: Columns, lengths: np.ndarray, info: DatasetInfo, fetch: Fetch) -> list[str]:
+def _warnings(
+    report: dict[str, Any], columns: Columns, lengths: np.ndarray, info: DatasetInfo, fetch: FetchParams
+) -> list[str]:
     single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's have one row more
     clip = "were clipped" if fetch.clip_actions else "are kept: fetch.clip_actions would clip them"
     candidates = {
@@ -205,7 +207,7 @@ class _Cut:
         return counts | {"how": how.format(**counts)}
 
 
-def _cut(columns: Columns, info: DatasetInfo, fetch: Fetch) -> _Cut:
+def _cut(columns: Columns, info: DatasetInfo, fetch: FetchParams) -> _Cut:
     terminals = columns["terminals"] | (columns["rewards"] > 0) if info.suite == "antmaze" else columns["terminals"]
     timeouts = columns.get("timeouts", np.zeros_like(terminals))
     jumps = _jumps(columns, info, fetch)
@@ -232,7 +234,7 @@ def _between_terminals(terminals: np.ndarray, resets: np.ndarray) -> np.ndarray:
     return np.asarray((before > 0) & (before < total[trajectory]))
 
 
-def _jumps(columns: Columns, info: DatasetInfo, fetch: Fetch) -> np.ndarray:
+def _jumps(columns: Columns, info: DatasetInfo, fetch: FetchParams) -> np.ndarray:
     """After which rows (N,) the next row does not continue the trajectory."""
     observations = columns["observations"]
     jumps = np.zeros(len(observations), bool)
@@ -269,7 +271,7 @@ def _resets(observations: np.ndarray, flagged: np.ndarray) -> np.ndarray:
     return np.asarray((steps > usual)[:, moving].sum(axis=1) > moving.sum() / 2)
 
 
-def _check_lengths(path: Path, info: DatasetInfo, fetch: Fetch, columns: Columns, cut: _Cut) -> None:
+def _check_lengths(path: Path, info: DatasetInfo, fetch: FetchParams, columns: Columns, cut: _Cut) -> None:
     """Raise ValueError where an episode is so long that it must miss a boundary."""
     limit = info.max_episode_steps
     jumps = info.suite in ("adroit", "antmaze") or fetch.max_jump is not None or "next_observations" in columns

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tap.data.episodes import Episodes
-from tap.settings import Windows as WindowParams
+from tap.settings import WindowParams
 
 # How far beyond the training data's range, in its width, a value is still familiar. Of held-out episodes of Hopper and pen
 # 0.01 to 0.3 % of rows lie beyond the range itself, and 0.01 % or less beyond this.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tap.settings import Transformer as TransformerParams
+from tap.settings import TransformerParams
 
 
 class PoolAndTile(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tap.distributed import all_reduce_sum, broadcast
-from tap.settings import Codebook as CodebookParams
+from tap.settings import CodebookParams
 
 SMOOTHING = 1e-5  # Laplace smoothing: no code's count is ever zero
 

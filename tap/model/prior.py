@@ -12,13 +12,13 @@ from torch.nn import functional
 from tap.distributed import all_reduce_sum
 from tap.model.serialization import load_weights, read_description, save_model
 from tap.model.transformer import Transformer, initialize
-from tap.settings import TrainPrior, TrainVqvae
+from tap.settings import TrainPriorParams, TrainVqvaeParams
 
 
 class Prior(nn.Module):
     """A causal Transformer for p(z_m | z_<m, s_1); each position sees s_1 and the embedding of the code before it."""
 
-    def __init__(self, params: TrainPrior, vqvae_params: TrainVqvae, observation_dim: int) -> None:
+    def __init__(self, params: TrainPriorParams, vqvae_params: TrainVqvaeParams, observation_dim: int) -> None:
         super().__init__()
         self.params = params
         width, codebook_size = params.transformer.width, vqvae_params.codebook.size
@@ -59,7 +59,7 @@ def save_prior(folder: Path, prior: Prior) -> None:
     save_model(folder, "prior", prior, {"params": prior.params.model_dump(mode="json")})
 
 
-def load_prior(folder: Path, vqvae_params: TrainVqvae, observation_dim: int, device: torch.device) -> Prior:
+def load_prior(folder: Path, vqvae_params: TrainVqvaeParams, observation_dim: int, device: torch.device) -> Prior:
     """Read what `save_prior` wrote, in evaluation mode. Raises ValueError where the folder holds no such model."""
-    params = TrainPrior.model_validate(read_description(folder, "prior")["params"])
+    params = TrainPriorParams.model_validate(read_description(folder, "prior")["params"])
     return load_weights(folder, "prior", Prior(params, vqvae_params, observation_dim), device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tap.settings import Transformer as TransformerParams
+from tap.settings import TransformerParams
 
 
 def extend(past_N2RHPQ: Tensor | None, new: list[Tensor], rows: Tensor) -> Tensor:

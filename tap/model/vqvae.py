@@ -17,7 +17,7 @@ from tap.model.bottleneck import Attention, PoolAndTile
 from tap.model.codebook import Codebook, count
 from tap.model.serialization import load_weights, read_description, save_model
 from tap.model.transformer import Transformer, initialize
-from tap.settings import TrainVqvae
+from tap.settings import TrainVqvaeParams
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Decoded:
 class VQVAE(nn.Module):
     """Encoder, codebook and decoder over normalised tokens."""
 
-    def __init__(self, params: TrainVqvae, layout: Layout) -> None:
+    def __init__(self, params: TrainVqvaeParams, layout: Layout) -> None:
         super().__init__()
         self.params, self.layout = params, layout
         width, dim, length = params.transformer.width, params.codebook.dim, params.windows.length
@@ -128,7 +128,7 @@ def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
 def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
     """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError where the folder holds no such model."""
     description = read_description(folder, "vqvae")
-    vqvae = VQVAE(TrainVqvae.model_validate(description["params"]), Layout(**description["layout"]))
+    vqvae = VQVAE(TrainVqvaeParams.model_validate(description["params"]), Layout(**description["layout"]))
     try:
         normalizer = Normalizer.from_json(description["normalizer"])
     except ValueError as error:

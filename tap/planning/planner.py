@@ -21,7 +21,7 @@ from tap.data.windows import Normalizer
 from tap.model.prior import Prior
 from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
-from tap.settings import Planner
+from tap.settings import PlannerParams
 
 MOST_STATES = 16  # planned for at once; a power of two. On two CPU cores a state takes longer in larger batches
 
@@ -53,7 +53,7 @@ def predicted_return(rewards: Tensor, returns_to_go: Tensor, discount: float, en
     return terms.sum(dim=-1)
 
 
-def likelihood_penalty(log_probability: Tensor, num_codes: int, params: Planner) -> Tensor:
+def likelihood_penalty(log_probability: Tensor, num_codes: int, params: PlannerParams) -> Tensor:
     """alpha * ln(min(p, beta^M)): the objective's second part, constant for plans that are likely enough."""
     return params.likelihood_weight * log_probability.clamp(max=num_codes * math.log(params.likelihood_threshold))
 
@@ -100,7 +100,7 @@ class Candidates:
 class Search:
     """The search with one policy's models and params."""
 
-    def __init__(self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: Planner) -> None:
+    def __init__(self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: PlannerParams) -> None:
         self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
         self.num_codes = params.horizon // vqvae.params.latent_step
         beam = params.search == "beam"

@@ -14,7 +14,7 @@ from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import read_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
 from tap.planning.planner import Plan, Search
-from tap.settings import Planner
+from tap.settings import PlannerParams
 
 __all__ = ["Plan", "Policy"]
 
@@ -22,7 +22,7 @@ __all__ = ["Plan", "Policy"]
 class Policy:
     """Acts by planning. `plan` and `act` take raw observations (N, O) and one generator a state, on the CPU."""
 
-    def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: Planner, device: torch.device) -> None:
+    def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: PlannerParams, device: torch.device) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
         self.search = Search(vqvae, prior, normalizer, params)
 
@@ -91,10 +91,10 @@ class Policy:
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read a policy that `save` wrote. Raises ValueError where files are missing."""
-        return cls.join(folder, folder, Planner.model_validate(read_description(folder, "planner")), torch.device(device))
+        return cls.join(folder, folder, PlannerParams.model_validate(read_description(folder, "planner")), torch.device(device))
 
     @classmethod
-    def join(cls, vqvae_folder: Path, prior_folder: Path, params: Planner, device: torch.device) -> Self:
+    def join(cls, vqvae_folder: Path, prior_folder: Path, params: PlannerParams, device: torch.device) -> Self:
         """A policy from the folders of two training runs."""
         vqvae, normalizer = load_vqvae(vqvae_folder, device)
         prior = load_prior(prior_folder, vqvae.params, vqvae.layout.observation_dim, device)

@@ -15,11 +15,11 @@ import tap.data.catalog
 from tap.data.catalog import DatasetInfo, d4rl_facts, known_datasets, lookup
 from tap.data.episodes import Episodes
 from tap.data.hdf5 import load_episodes
-from tap.settings import Fetch
+from tap.settings import FetchParams
 
 
-def fetch(**changes: Any) -> Fetch:
-    return Fetch(**({"clip_actions": False, "max_jump": None} | changes))
+def fetch(**changes: Any) -> FetchParams:
+    return FetchParams(**({"clip_actions": False, "max_jump": None} | changes))
 
 
 class Data:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tap.data.episodes import Episodes
 from tap.data.windows import Layout, Normalizer, Windows, fit_normalizer, penalized_rewards, returns_to_go, transitions
-from tap.settings import Windows as WindowParams
+from tap.settings import WindowParams
 
 PARAMS = WindowParams(length=4, discount=0.9, termination_penalty=None, bootstrap_truncated=False, normalize=True)
 

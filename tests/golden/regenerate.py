@@ -19,13 +19,13 @@ from tap.data.windows import Layout, Normalizer
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
 from tap.planning.policy import Policy
-from tap.settings import Fit, Planner, TrainPrior, TrainVqvae
+from tap.settings import FitParams, PlannerParams, TrainPriorParams, TrainVqvaeParams
 from tap.training import make_optimizer
 
 FILE = Path(__file__).parent / "golden.safetensors"
 LAYOUT = Layout(observation_dim=4, action_dim=2)
 TRANSFORMER = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
-FIT = Fit(
+FIT = FitParams(
     updates=1, batch_size=3, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1,
     checkpoint_every=1,
 )  # fmt: skip
@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unconditional": {"decoder": "unconditional"},
     "attention": {"bottleneck": "attention"},
 }
-PLANNER = Planner(
+PLANNER = PlannerParams(
     search="beam", horizon=6, beam_width=3, expansion_factor=2, samples=5, replacement=True, likelihood_weight=3.0,
     likelihood_threshold=0.2, partial_threshold=False, stop_at_end=False,
 )  # fmt: skip
@@ -61,8 +61,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 def models(variant: str) -> tuple[VQVAE, Prior]:
-    params = TrainVqvae.model_validate(TRAIN_VQVAE | VARIANTS[variant])
-    prior_params = TrainPrior.model_validate({"transformer": TRANSFORMER, "fit": FIT})
+    params = TrainVqvaeParams.model_validate(TRAIN_VQVAE | VARIANTS[variant])
+    prior_params = TrainPriorParams.model_validate({"transformer": TRANSFORMER, "fit": FIT})
     return VQVAE(params, LAYOUT), Prior(prior_params, params, LAYOUT.observation_dim)
 
 

@@ -1,7 +1,7 @@
 import torch
 
 from tap.model.codebook import Codebook
-from tap.settings import Codebook as CodebookParams
+from tap.settings import CodebookParams
 
 PARAMS = CodebookParams(size=3, dim=2, decay=0.5, commitment_weight=1.0, dead_usage=0.0)
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from tap.data.catalog import DatasetInfo, normalized_score
 from tap.envs.make import State, get_state, set_state
+from tap.estimates import standard_error
 
 if TYPE_CHECKING:
     from tap.planning.policy import Plan
@@ -248,7 +249,7 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
     if info.reference_min_score is not None and info.reference_max_score is not None:
         scores = normalized_score(info, result.returns)
         score, score_metric = float(scores.mean()), "normalized_score"
-        score_error = float(scores.std(ddof=1) / np.sqrt(episodes)) if episodes > 1 else None
+        score_error = standard_error(scores)
     median, p95 = np.percentile(1000 * result.latencies, [50, 95])
     return {
         "environment_seed": result.environment_seed,

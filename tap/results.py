@@ -1,0 +1,241 @@
+"""What the stages write, for each other and for people: one model a file.
+
+    data/raw/DATASET/validation.json     ValidationReport
+    data/metrics/train_vqvae/KEY.json    TrainingMetrics
+    data/metrics/train_prior/KEY.json    TrainingMetrics
+    data/vqvae/KEY/run.json              Lineage
+    data/prior/KEY/run.json              Lineage
+    data/metrics/evaluate/KEY.json       Evaluation
+    data/metrics/ablations/KEY.json      Evaluation
+    data/metrics/diagnose/KEY.json       Diagnosis
+
+KEY is the `instance_key` DATASET-SEED or DATASET-SEED-ABLATION. Fields are the file's keys, in the file's order.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tap.files import read_json, write_json
+
+T = TypeVar("T")
+Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # None is no key in the file, rather than null
+
+
+def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
+    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-ABLATION."""
+    return "-".join(str(part) for part in (dataset, seed, ablation) if part is not None)
+
+
+def metrics_path(data: Path, stage: str, key: str) -> Path:
+    """Where a stage writes the metrics of an instance, below the folder `data`."""
+    return data / "metrics" / stage / f"{key}.json"
+
+
+def seed_files(folder: Path, dataset: str, extension: str) -> dict[int, Path]:
+    """The files DATASET-SEED.EXTENSION in `folder`, in the order of seeds; other ids may begin with this one's."""
+    seeds = {path.stem.removeprefix(f"{dataset}-"): path for path in folder.glob(f"{dataset}-*.{extension}")}
+    return dict(sorted((int(seed), path) for seed, path in seeds.items() if seed.isdigit()))
+
+
+class Record(BaseModel):
+    """A frozen part of a file. Unknown keys are an error when it is constructed, and ignored when it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file of a stage. Raises ValueError, with the remedy, where it is missing or a field is missing or wrong."""
+        try:
+            return cls.model_validate(read_json(path), extra="ignore")
+        except FileNotFoundError:
+            raise ValueError(f"{path} does not exist: run its stage with `dvc repro`") from None
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ValueError(f"{path} is not valid ({problems}): run its stage again with `dvc repro --force`") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically. Raises ValueError on NaN or infinity."""
+        write_json(path, self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """What `write` writes."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+# ---------------------------------------------------------------- fetch
+
+
+class EpisodeLength(Record):
+    """Steps in an episode, over all episodes."""
+
+    min: int
+    median: float
+    max: int
+
+
+class EpisodeReturn(Record):
+    """Undiscounted returns of episodes."""
+
+    mean: float
+    min: float
+    max: float
+
+
+class Boundaries(Record):
+    """How many episodes end for which reason, what was ignored or dropped, and the same in words."""
+
+    terminals: int
+    timeouts: int
+    discontinuities: int
+    end_of_file: int
+    ignored_timeouts: int
+    dropped_goal_rows: int
+    how: str
+
+
+class Histogram(Record):
+    """Counts of n bins between n + 1 edges."""
+
+    counts: list[int]
+    edges: list[float]
+
+
+class ValidationReport(Record):
+    """A dataset's file, and the episodes cut from it."""
+
+    dataset: str
+    suite: str
+    source: str
+    origin: str  # the URL or path that the file came from
+    digest: str  # SHA-256 of the file
+    bytes: int
+    transitions: int
+    episodes: int
+    observation_dim: int
+    action_dim: int
+    length: EpisodeLength
+    episode_return: EpisodeReturn = Field(alias="return")
+    normalized_score_mean: float | None  # None without reference scores
+    boundaries: Boundaries
+    truncated_episodes: int
+    unfinished_last_episode: bool
+    constant_observation_dims: list[int]
+    constant_action_dims: list[int]
+    actions_out_of_range: int
+    action_max_abs: float
+    non_finite: dict[str, int]  # by column of the file
+    return_histogram: Histogram
+    warnings: list[str]
+
+
+# ---------------------------------------------------------------- training
+
+
+class TrainingMetrics(Record):
+    """The last values of a training run, means since the log's previous entry. Parts of the loss are the VQ-VAE's alone."""
+
+    step: int
+    loss: float
+    observation: Absent[float] = None
+    action: Absent[float] = None
+    reward: Absent[float] = None
+    return_to_go: Absent[float] = None
+    end: Absent[float] = None
+    commitment: Absent[float] = None
+    codebook_usage: Absent[float] = None  # share of the codes
+    codebook_perplexity: Absent[float] = None
+    held_out_loss: Absent[float] = None  # none without held-out episodes
+    parameters: int
+
+
+class Lineage(Record):
+    """Where a model comes from. It is kept beside the weights, so that it survives a restore from DVC's cache."""
+
+    run_id: str
+    git_commit: str  # "unknown" outside a git repository
+    dataset_digest: str
+    versions: dict[str, str]
+    stage: str
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+class Provenance(Record):
+    """What every number about a trained policy states: data, scale, simulator, seed."""
+
+    dataset: str
+    source: str
+    digest: str  # SHA-256 of the dataset's file
+    scale: str
+    environment: str
+    simulator: str = ""  # the releases that the physics depends on; empty in files of early versions
+    versions: dict[str, str]
+    seed: int  # of training
+
+
+class Latency(Record):
+    """Milliseconds a decision: of one state at a time, and of all episodes' states in a batch."""
+
+    median: float
+    p95: float
+    batch_median: float
+
+
+class Behaviour(Record):
+    """How the dataset's own episodes score; normalised scores are None without reference scores."""
+
+    episodes: int
+    mean_return: float
+    mean_normalized_score: float | None
+    best_tenth_normalized_score: float | None  # the tenth with the highest returns
+    last_tenth_normalized_score: float | None  # the tenth recorded last
+
+
+class Evaluation(Provenance):
+    """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value an episode."""
+
+    environment_seed: int  # of the first episode
+    episodes: int
+    protocol: str
+    normalized_score: float | None  # None without reference scores
+    normalized_score_standard_error: float | None  # over episodes; None for a single one
+    return_mean: float
+    returns: list[float]  # undiscounted
+    score_metric: str = ""  # what `scores` are, "normalized_score" or "return"; both empty in files of early versions
+    scores: list[float] = []
+    lengths: list[int]
+    terminated: list[bool]
+    search_value_mean: float  # the best predicted return at the first state
+    log_probability_mean: float
+    state_prediction_error: float  # mean squared error of plans' states against the simulator
+    latency_ms: Latency
+    behaviour: Behaviour
+    planner: dict[str, Any]
+    latent_step: int
+    window_length: int
+    recipe: str = ""  # a digest of all that decides a score but seed and code; empty in files of early versions
+    runs: dict[str, str]  # run ids by stage
+    git_commit: str  # "unknown" outside a git repository
+    ablation: Absent[str] = None
+
+
+class SampledPlans(Record):
+    """Plans sampled in one way: their predicted returns, and the error of their states against the simulator."""
+
+    predicted_return_median: float
+    predicted_return_deviation: float  # standard deviation
+    state_prediction_error_median: float
+    distinct_plans: float  # share
+    rank_correlation: float  # Spearman's, of predicted return and error
+
+
+class Diagnosis(Provenance):
+    """Plans sampled for one seed of one dataset, with codes uniform over the codebook and from the prior."""
+
+    protocol: str
+    uniform: SampledPlans
+    prior: SampledPlans
+    git_commit: str

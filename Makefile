@@ -25,7 +25,7 @@ ui: $(INSTALLED) ## serve MLflow's and Prefect's pages until Ctrl-C
 	$(BIN)/tap ui
 
 clean: ## remove all results, models, runs and caches; keep .venv, your own data and what git tracks
-	git clean -ffdxq -- data/raw data/vqvae data/prior data/metrics data/plots data/report dvc.lock dvc_plots .dvc/cache .dvc/tmp \
+	git clean -ffdxq -- data/raw data/vqvae data/prior data/metrics data/params data/lineage data/plots data/report data/scores.json dvc.lock dvc_plots .dvc/cache .dvc/tmp \
 		.checkpoints .prefect .tracking .workers 'mlflow.db*' mlartifacts .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 distclean: clean ## remove .venv as well

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tap.training import choose_device
+from tap.device import choose_device
 
 Result = dict[str, Any]
 

@@ -13,9 +13,10 @@ import torch
 
 from benchmarks.measure import Result, main, seconds
 from benchmarks.sizes import LAYOUTS, params_of, random_windows
+from tap.device import choose_device
 from tap.distributed import process_group, rank, world_size
 from tap.model.vqvae import VQVAE
-from tap.training import choose_device, make_optimizer, step
+from tap.training import make_optimizer, step
 
 
 def benchmark(device: torch.device, quick: bool) -> Result:

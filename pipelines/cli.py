@@ -13,28 +13,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipelines.command_line import App, Dataset
 from pipelines.orchestration import process
 
 PARAMS = Path("params.yaml")
 
 
-class App(typer.Typer):
-    """A Typer app that ends with a ValueError's message alone: such an error is the user's to mend."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except ValueError as error:
-            sys.exit(f"error: {error}")
-
-
 sys.path.insert(0, "")  # an environment's module may lie in the project's folder, as for `python -m`
 app = App(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="""TAP, the Trajectory Autoencoding Planner: learn to act from a file of recorded trajectories.
 
     `tap run` does everything that params.yaml lists: it gets and checks the data, trains, evaluates in simulation, writes the
@@ -61,7 +48,6 @@ Remote = Annotated[
     str | None,
     typer.Option(help="The DVC remote that shares results: a folder or a URL. [default: the one set]", envvar="TAP_REMOTE"),
 ]
-Dataset = Annotated[str, typer.Argument(help="A dataset id that params.yaml lists.", show_default=False)]
 
 
 def show(table: Table) -> None:
@@ -108,8 +94,11 @@ def validate(dataset: Dataset) -> None:
     Example: `tap validate hopper-medium-replay`
     """
     from pipelines.stages.fetch import validate as validate_dataset
+    from tap.data.catalog import lookup
+    from tap.settings import load_params
 
-    _, report = validate_dataset(dataset)
+    fetch = load_params(PARAMS, dataset).fetch
+    _, report = validate_dataset(lookup(dataset, fetch), fetch)
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import vl_convert
 
-from pipelines.stages.command_line import main
+from pipelines.command_line import main
 from tap.files import write_atomically
 
 # DVC puts the plots in place of {plot_divs}. Its {scripts}, the links to the internet, are left out on purpose.

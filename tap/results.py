@@ -3,8 +3,8 @@
     data/raw/DATASET/validation.json     ValidationReport
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
     data/metrics/train_prior/KEY.json    TrainingMetrics
-    data/vqvae/KEY/run.json              Lineage
-    data/prior/KEY/run.json              Lineage
+    data/lineage/train_vqvae/KEY.json    Lineage
+    data/lineage/train_prior/KEY.json    Lineage
     data/metrics/evaluate/KEY.json       Evaluation
     data/metrics/ablations/KEY.json      Evaluation
     data/metrics/diagnose/KEY.json       Diagnosis
@@ -31,6 +31,16 @@ def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
 def metrics_path(data: Path, stage: str, key: str) -> Path:
     """Where a stage writes the metrics of an instance, below the folder `data`."""
     return data / "metrics" / stage / f"{key}.json"
+
+
+def weights_folder(stage: str, key: str) -> Path:
+    """Where a training stage writes its weights: data/vqvae/KEY and data/prior/KEY."""
+    return Path("data") / stage.removeprefix("train_") / key
+
+
+def lineage_path(stage: str, key: str) -> Path:
+    """Where a training stage writes its `Lineage`: apart from the weights, which two runs may have in common."""
+    return Path("data/lineage") / stage / f"{key}.json"
 
 
 def seed_files(folder: Path, dataset: str, extension: str) -> dict[int, Path]:
@@ -151,7 +161,7 @@ class TrainingMetrics(Record):
 
 
 class Lineage(Record):
-    """Where a model comes from. It is kept beside the weights, so that it survives a restore from DVC's cache."""
+    """Where a model comes from. DVC restores it with the weights."""
 
     run_id: str
     git_commit: str  # "unknown" outside a git repository
@@ -217,7 +227,7 @@ class Evaluation(Provenance):
     latent_step: int
     window_length: int
     recipe: str = ""  # a digest of all that decides a score but seed and code; empty in files of early versions
-    runs: dict[str, str]  # run ids by stage
+    runs: dict[str, str | None]  # run ids by stage; None where a model came without its lineage
     git_commit: str  # "unknown" outside a git repository
     ablation: Absent[str] = None
 

@@ -8,8 +8,6 @@ import hashlib
 import io
 import json
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,36 +34,15 @@ Values = dict[str, float]
 History = list[tuple[int, Values]]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is this process's GPU where there is one. Raises ValueError for an unknown name.
-
-    On a GPU, products of float32 matrices are computed in TF32 from then on.
-    """
-    if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"TAP_DEVICE={name} is no device: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high")
-        torch.cuda.set_device(device.index or 0)
-    return device
-
-
 @contextmanager
-def checkpoint_folder(root: Path, stage: str, inputs: dict[str, Any]) -> Iterator[Path]:
+def checkpoint_folder(root: Path, name: str, inputs: dict[str, Any]) -> Iterator[Path]:
     """A folder for this very training run, locked against a second one.
 
-    Its name is a hash of `inputs` (whatever decides the result) and of the source of every module of this package in use, so a
-    run with other params, data or code never resumes from it. Raises ValueError while another run trains the same; the
-    processes of one run share the folder.
+    Its name ends in a hash of `inputs`, JSON-able and all that decides the weights, so that a run with other params, data or
+    code never resumes from it. Raises ValueError while another run trains the same; the processes of one run share the folder.
     """
-    package = __name__.partition(".")[0]
-    sources = {name: module.__file__ for name, module in sys.modules.items() if name.startswith(f"{package}.")}
-    code = {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for name, file in sorted(sources.items()) if file}
-    key = hashlib.sha256(json.dumps([stage, inputs, code, torch.__version__], sort_keys=True).encode()).hexdigest()[:16]
-    folder = root / f"{stage}-{key}"
+    key = hashlib.sha256(json.dumps([inputs, torch.__version__], sort_keys=True).encode()).hexdigest()[:16]
+    folder = root / f"{name}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     if rank() > 0:
         yield folder

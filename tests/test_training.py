@@ -6,10 +6,11 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from tap.data.windows import Layout
+from tap.device import choose_device
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
 from tap.settings import FitParams, Params
-from tap.training import checkpoint_folder, choose_device, fit, make_optimizer, step
+from tap.training import checkpoint_folder, fit, make_optimizer, step
 
 PARAMS = FitParams(
     updates=30,

@@ -45,9 +45,18 @@ class Instance:
         return f"{self.stage}@{key}" if key else self.stage
 
     def builds_on(self, earlier: "Instance") -> bool:
-        """Whether this one may read what an earlier one writes: the report reads everything, others what shares their key."""
+        """Whether this one may read what an earlier one writes: the report reads everything, others what shares their key.
+
+        Of the stage `params` each reads a file of its own, which `dvc status` compares.
+        """
+        if earlier == PARAMS_STAGE:
+            return False
         shared = zip(earlier._key, self._key, strict=True)
         return self.stage == "report" or all(theirs in (None, mine) for theirs, mine in shared)
+
+
+PARAMS_STAGE = Instance("params")
+MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
 
 
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
@@ -56,7 +65,7 @@ def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> li
     Raises ValueError where params.yaml does not list one of them, since DVC knows only what stands there.
     """
     file = read_params_file(PARAMS)
-    chosen = []
+    chosen = [PARAMS_STAGE]
     for dataset in _listed("datasets", datasets, list(file.datasets)):
         chosen.append(Instance("fetch", dataset))
         for seed in _listed("seeds", seeds, file.seeds):
@@ -64,8 +73,9 @@ def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> li
             if seed == file.seeds[0]:
                 chosen.append(Instance("diagnose", dataset, seed))
             if dataset in file.ablate.datasets:
-                for stage, ablations in (("ablations", file.ablate.planners), ("model_ablations", file.ablate.models)):
-                    chosen += [Instance(stage, dataset, seed, ablation) for ablation in ablations]
+                chosen += [Instance("ablations", dataset, seed, ablation) for ablation in file.ablate.planners]
+                for ablation in file.ablate.models:
+                    chosen += [Instance(stage, dataset, seed, ablation) for stage in MODEL_ABLATION]
     return [*chosen, Instance("report")]
 
 
@@ -81,9 +91,13 @@ def _listed(key: str, wanted: Sequence[T] | None, listed: list[T]) -> list[T]:
 def stale(chosen: Sequence[Instance]) -> set[Instance]:
     """Those whose command, params, inputs or outputs changed since their last run, and all that build on them.
 
-    One `dvc status` for all takes as long as the `dvc repro` of a single fresh stage. Raises ValueError where DVC refuses.
+    The stage `params` runs first, where it is stale: the others depend on its files. One `dvc status` for all takes as long as
+    the `dvc repro` of a single fresh stage. Raises ValueError where params are faulty, or DVC refuses.
     """
     lines: list[str] = []
+    if PARAMS_STAGE in chosen and dvc("repro", "--single-item", str(PARAMS_STAGE), show=lambda line, _: lines.append(line)):
+        raise ValueError(next((line for line in lines if line.startswith("error: ")), "\n".join(lines)).removeprefix("error: "))
+    lines.clear()
     if dvc("status", "--json", *map(str, chosen), show=lambda line, _: lines.append(line)):
         raise ValueError("\n".join(["`dvc status` failed:", *lines]))
     changed = json.loads(next(line for line in lines if line.startswith("{")))

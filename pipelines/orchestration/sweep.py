@@ -185,7 +185,7 @@ def sweep(
     require_remote()
     commit, chosen = _commit(), instances(datasets, seeds)
     for instance in chosen:  # from here, since a file of one's own may lie here only
-        if instance.stage == "fetch" and not run_stage(instance, shared=True, return_state=True).is_completed():
+        if instance.stage in ("params", "fetch") and not run_stage(instance, shared=True, return_state=True).is_completed():
             return Failed(message=f"stage {instance} failed, for the reason above")
     name = str(runtime.flow_run.name)
     params = {"datasets": [i.dataset for i in chosen if i.stage == "fetch"], "commit": commit, "pool": pool}

@@ -3,11 +3,11 @@
 Example: python -m pipelines.stages.ablations hopper-medium-replay 0 no-search
 """
 
-from pipelines.stages.command_line import main
+from pipelines.command_line import Ablation, Dataset, Seed, main
 from pipelines.stages.evaluate import evaluate
 
 
-def run(dataset: str, seed: int, ablation: str) -> None:
+def run(dataset: Dataset, seed: Seed, ablation: Ablation) -> None:
     evaluate("ablations", dataset, seed, ablation)
 
 

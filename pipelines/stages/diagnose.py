@@ -14,41 +14,39 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
-from pipelines.stages.command_line import main
-from pipelines.stages.evaluate import provenance, tags_of
-from pipelines.stages.training import instance_key, output_folder
-from tap.data.catalog import DatasetInfo, lookup
+from pipelines.command_line import Dataset, Seed, main
+from pipelines.stages.evaluate import DATA, load_policy, provenance, run_ids, tags_of
+from pipelines.stages.params import EvaluateStage
+from tap.data.catalog import DatasetInfo
 from tap.envs.antmaze import AntMaze
 from tap.envs.make import State, make_environment
 from tap.evaluation.diagnostics import EPISODES, distribution, render, visualise, with_planner
 from tap.files import read_json, write_json
 from tap.planning.policy import Policy
-from tap.settings import EvaluateParams, Runtime, load_params
+from tap.results import Diagnosis, ValidationReport, instance_key, metrics_path
+from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
-from tap.training import choose_device
 
 VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to draw plans in, where they are known
 
 
-def run(dataset: str, seed: int) -> None:
-    params, key, runtime = load_params(Path("params.yaml"), dataset), instance_key(dataset, seed), Runtime()
-    info = lookup(dataset, params.fetch)
-    facts = provenance(params, info, read_json(Path("data/raw") / dataset / "validation.json"), seed)
-    vqvae, prior = (output_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
-    policy = Policy.join(vqvae, prior, params.evaluate.planner, choose_device(runtime.device))
-    runs = {f"train_{folder.parent.name}": read_json(folder / "run.json")["run_id"] for folder in (vqvae, prior)}
+def run(dataset: Dataset, seed: Seed) -> None:
+    resolved, key, runtime = EvaluateStage.read(dataset), instance_key(dataset, seed), Runtime()
+    facts = provenance(resolved, ValidationReport.read(DATA / "raw" / dataset / "validation.json"), seed)
+    policy = load_policy(key, resolved.params, runtime)
     with tracking.start_run(
         "diagnose",
         name=f"diagnose {key}",
-        params=params.evaluate.model_dump(mode="json"),
-        tags=tags_of(facts, runs),
+        params=resolved.params.model_dump(mode="json"),
+        tags=tags_of(facts, run_ids(key)),
         runtime=runtime,
     ) as tracked:
-        metrics = facts | diagnose(policy, info, params.evaluate, seed, key) | {"git_commit": tracking.git_state()[0]}
+        found = diagnose(policy, resolved.info, resolved.params, seed, key)
+        diagnosis = Diagnosis(**dict(facts), **found, git_commit=tracking.git_state()[0])
         for name in ("uniform", "prior"):
-            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in metrics[name].items()})
-        tracked.log_json(metrics, "metrics.json")
-        write_json(Path(f"data/metrics/diagnose/{key}.json"), metrics)
+            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in getattr(diagnosis, name)})
+        tracked.log_json(diagnosis.as_json(), "metrics.json")
+        diagnosis.write(metrics_path(DATA, "diagnose", key))
 
 
 def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: int, key: str) -> dict[str, Any]:

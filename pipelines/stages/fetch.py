@@ -6,20 +6,22 @@ Example: python -m pipelines.stages.fetch hopper-medium-replay
 from pathlib import Path
 from typing import Any
 
-from pipelines.stages.command_line import main
-from tap.data.catalog import DatasetInfo, lookup
-from tap.data.download import copy_atomically, obtain
+from pipelines.command_line import Dataset, main
+from pipelines.stages.params import FetchStage
+from tap.data.catalog import DatasetInfo
+from tap.data.download import obtain
 from tap.data.episodes import Episodes
 from tap.data.hdf5 import load_episodes
 from tap.envs.make import make_environment
 from tap.files import write_json
-from tap.settings import Runtime, load_params
+from tap.settings import FetchParams, Runtime
 
 
-def run(dataset: str) -> None:
-    source, validation = validate(dataset)
+def run(dataset: Dataset) -> None:
+    stage = FetchStage.read(dataset)
+    episodes, validation = validate(stage.info, stage.params)
     folder = Path("data/raw") / dataset
-    copy_atomically(source, folder / "dataset.hdf5")
+    episodes.save(folder / "episodes")
     write_json(folder / "validation.json", validation)
     length, mean = validation["length"], validation["return"]["mean"]
     print(
@@ -30,14 +32,12 @@ def run(dataset: str) -> None:
         print(f"{dataset}: note: {warning}")
 
 
-def validate(dataset: str) -> tuple[Path, dict[str, Any]]:
-    """Get a dataset's file and read it as training does: where it lies, and its validation report. Raises ValueError."""
-    fetch = load_params(Path("params.yaml"), dataset).fetch
-    info = lookup(dataset, fetch)
+def validate(info: DatasetInfo, fetch: FetchParams) -> tuple[Episodes, dict[str, Any]]:
+    """Get a dataset's file and cut it into episodes, which are checked: these, and the validation report. Raises ValueError."""
     source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
     episodes, validation = load_episodes(source, info, fetch)
     check_environment(info, episodes)
-    return source, validation
+    return episodes, validation
 
 
 def check_environment(info: DatasetInfo, episodes: Episodes) -> None:

@@ -6,20 +6,28 @@ Example: python -m pipelines.stages.train_prior hopper-medium-replay 0
 import torch
 from torch import Tensor
 
-from pipelines.stages.training import launch, output_folder, training_job
+from pipelines.command_line import Dataset, OptionalAblation, Seed
+from pipelines.stages.params import TrainPriorStage
+from pipelines.stages.training import launch, training_job
 from tap.data.windows import Windows
+from tap.files import sha256
 from tap.model.prior import Prior, save_prior
+from tap.model.serialization import read_description
 from tap.model.vqvae import VQVAE, load_vqvae
+from tap.results import instance_key, weights_folder
 
 ENCODED_AT_ONCE = 1024  # windows
 
 
-def run(dataset: str, seed: int, ablation: str | None = None) -> None:
-    with training_job("train_prior", dataset, seed, ablation) as job:
-        vqvae, normalizer = load_vqvae(output_folder("train_vqvae", job.key), job.device)
+def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:
+    stage = TrainPriorStage.read(dataset, ablation)
+    folder = weights_folder("train_vqvae", instance_key(dataset, seed, ablation))
+    of_vqvae = {"description": read_description(folder, "vqvae"), "weights": sha256(folder / "vqvae.safetensors")}
+    with training_job(stage, dataset, seed, ablation, {"vqvae": of_vqvae}) as job:
+        vqvae, normalizer = load_vqvae(folder, job.device)
         training = Windows(job.training, vqvae.params.windows, normalizer, job.device)
         held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device)
-        params = job.params.train_prior
+        params = stage.params
         torch.manual_seed(seed)
         prior = Prior(params, vqvae.params, vqvae.layout.observation_dim).to(job.device)
 

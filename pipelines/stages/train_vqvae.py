@@ -6,14 +6,17 @@ Example: python -m pipelines.stages.train_vqvae hopper-medium-replay 0
 import torch
 from torch import Tensor
 
+from pipelines.command_line import Dataset, OptionalAblation, Seed
+from pipelines.stages.params import TrainVqvaeStage
 from pipelines.stages.training import launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.model.vqvae import VQVAE, save_vqvae
 
 
-def run(dataset: str, seed: int, ablation: str | None = None) -> None:
-    with training_job("train_vqvae", dataset, seed, ablation) as job:
-        params = job.params.train_vqvae
+def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:
+    stage = TrainVqvaeStage.read(dataset, ablation)
+    with training_job(stage, dataset, seed, ablation, {}) as job:
+        params = stage.params
         normalizer = fit_normalizer(job.training, params.windows)
         training = Windows(job.training, params.windows, normalizer, job.device)
         held_out = Windows(job.held_out, params.windows, normalizer, job.device)

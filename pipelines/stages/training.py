@@ -8,23 +8,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from pipelines.stages.command_line import main
-from tap.data.catalog import lookup
+from pipelines.command_line import main
+from pipelines.stages.params import TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes
-from tap.data.hdf5 import load_episodes
+from tap.device import choose_device
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
 from tap.model.transformer import compile_blocks
-from tap.settings import Params, Runtime, load_params
+from tap.results import TrainingMetrics, ValidationReport, instance_key, lineage_path, metrics_path, weights_folder
+from tap.settings import FitParams, Runtime
 from tap.tracking import run as tracking
-from tap.training import LossFunction, checkpoint_folder, choose_device, fit
+from tap.training import LossFunction, checkpoint_folder, fit
 
+DATA = Path("data")
 SPEED = "updates_per_second"  # of this machine, so no part of the results
+# The code that decides weights and curves, as prefixes of module names; dvc.yaml names the same as dependencies.
+DECISIVE_CODE = (
+    "pipelines.stages.train",
+    "tap.cuda_graph",
+    "tap.data.episodes",
+    "tap.data.windows",
+    "tap.distributed",
+    "tap.model.",
+    "tap.training",
+)
 
 
 @dataclass
@@ -34,7 +47,7 @@ class Job:
     stage: str
     key: str
     seed: int
-    params: Params
+    params: FitParams
     training: Episodes
     held_out: Episodes
     device: torch.device
@@ -45,14 +58,13 @@ class Job:
     def fit(
         self, model: nn.Module, loss: LossFunction, num_windows: int, num_held_out: int, save: Callable[[Path], None]
     ) -> None:
-        """Train `model`, then write the stage's curves, metrics and run.json, and the model by `save(folder)`."""
-        params = getattr(self.params, self.stage).fit
+        """Train `model`, then write the stage's curves, metrics and lineage, and the model by `save(folder)`."""
         if self.device.type == "cuda":
             compile_blocks(model)
         history = fit(
             model,
             loss,
-            params,
+            self.params,
             num_windows=num_windows,
             num_held_out=num_held_out,
             seed=self.seed,
@@ -66,10 +78,9 @@ class Job:
         curves = [{"step": step} | {key: value for key, value in values.items() if key != SPEED} for step, values in history]
         write_atomically(Path(f"data/plots/{self.stage}/{self.key}.csv"), _csv(curves))
         parameters = sum(p.numel() for p in model.parameters())
-        write_json(Path(f"data/metrics/{self.stage}/{self.key}.json"), curves[-1] | {"parameters": parameters})
-        folder = output_folder(self.stage, self.key)
-        save(folder)
-        write_json(folder / "run.json", tracking.lineage(self.stage, self.run, self.digest))
+        TrainingMetrics.model_validate(curves[-1] | {"parameters": parameters}).write(metrics_path(DATA, self.stage, self.key))
+        tracking.lineage(self.stage, self.run, self.digest).write(lineage_path(self.stage, self.key))
+        save(weights_folder(self.stage, self.key))
 
 
 def launch(run: Callable[..., None]) -> None:
@@ -81,50 +92,41 @@ def launch(run: Callable[..., None]) -> None:
     main(run)
 
 
-def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
-    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-ABLATION."""
-    return "-".join(str(part) for part in (dataset, seed, ablation) if part is not None)
-
-
-def output_folder(stage: str, key: str) -> Path:
-    """Where a training stage writes its weights: data/vqvae/KEY and data/prior/KEY."""
-    return Path("data") / stage.removeprefix("train_") / key
-
-
 @contextmanager
-def training_job(stage: str, dataset: str, seed: int, ablation: str | None) -> Iterator[Job]:
-    """Everything a training stage needs, for the length of the context. Raises ValueError on faulty params or data."""
-    params, runtime = load_params(Path("params.yaml"), dataset, ablation=ablation), Runtime()
-    key = instance_key(dataset, seed, ablation)
-    info = lookup(dataset, params.fetch)
-    file = Path("data/raw") / dataset / "dataset.hdf5"
-    episodes, validation = load_episodes(file, info, params.fetch)
-    digest = validation["digest"]
-    fraction = getattr(params, stage).fit.held_out
-    training, held_out = episodes.split(fraction, np.random.default_rng(seed))
+def training_job(
+    stage: TrainVqvaeStage | TrainPriorStage, dataset: str, seed: int, ablation: str | None, inputs: dict[str, Any]
+) -> Iterator[Job]:
+    """Everything a training stage needs, for the length of the context; `inputs` decide the weights beside data and params.
+
+    Raises ValueError on faulty data, and where another process trains the same.
+    """
+    runtime, key, name = Runtime(), instance_key(dataset, seed, ablation), stage.stage
+    validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
+    recorded = DATA / "raw" / dataset / "episodes"
+    episodes = Episodes.load(recorded)
+    training, held_out = episodes.split(stage.params.fit.held_out, np.random.default_rng(seed))
     device = choose_device(runtime.device)
-    inputs = {
-        "data": digest,
+    params = {name: stage.params.model_dump(mode="json")}
+    decisive = {
+        "data": {file.name: sha256(file) for file in sorted(recorded.iterdir())},
         "seed": seed,
         "device": device.type,
-        "params": params.model_dump(mode="json", exclude={"evaluate"}),
+        "params": stage.params.model_dump(mode="json", exclude={"fit": {"checkpoint_every"}}),
+        "code": decisive_code(),
+        **inputs,
     }
-    if stage == "train_vqvae":
-        del inputs["params"]["train_prior"]
-    else:
-        inputs["vqvae"] = sha256(output_folder("train_vqvae", key) / "vqvae.safetensors")
-    with process_group(), checkpoint_folder(runtime.checkpoints, f"{stage}-{key}", inputs) as folder:
+    with process_group(), checkpoint_folder(runtime.checkpoints, f"{name}-{key}", decisive) as folder:
         earlier = folder / "run.json"
         tracked = tracking.start_run(
-            stage,
-            name=f"{stage} {key}",
-            params=inputs["params"],
+            name,
+            name=f"{name} {key}",
+            params={"scale": stage.scale} | params,
             tags={
                 "dataset": dataset,
                 "seed": seed,
-                "scale": params.scale,
-                "dataset_digest": digest,
-                "source": validation["source"],
+                "scale": stage.scale,
+                "dataset_digest": validation.digest,
+                "source": validation.source,
             }
             | ({"ablation": ablation} if ablation else {}),
             runtime=runtime,
@@ -133,8 +135,17 @@ def training_job(stage: str, dataset: str, seed: int, ablation: str | None) -> I
         with tracked if rank() == 0 else nullcontext() as run:
             if run:
                 write_json(earlier, {"run_id": run.id})
-                run.log_json(validation, "validation.json")
-            yield Job(stage, key, seed, params, training, held_out, device, run, folder / "checkpoint.pt", digest)
+                run.log_json(validation.as_json(), "validation.json")
+            checkpoint = folder / "checkpoint.pt"
+            yield Job(name, key, seed, stage.params.fit, training, held_out, device, run, checkpoint, validation.digest)
+
+
+def decisive_code() -> dict[str, str]:
+    """SHA-256 of the source of each loaded module that decides weights."""
+    # By their specs, since the module that runs as __main__ has its own name there.
+    specs = {spec.name: spec for module in [*sys.modules.values()] if (spec := getattr(module, "__spec__", None))}
+    files = {name: spec.origin for name, spec in specs.items() if name.startswith(DECISIVE_CODE)}
+    return {name: sha256(Path(file)) for name, file in sorted(files.items()) if file}
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
 from tap.settings import FetchParams, Source, Suite, suite_of
 
 ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all zero
@@ -117,18 +115,3 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
         raise ValueError(f"{key}: reference_min_score ({low}) and reference_max_score ({high}) must both be set, min below max")
     return info
-
-
-def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
-    """D4RL's score of undiscounted returns, 100 (R - min) / (max - min): 0 for a random policy, 100 for an expert.
-
-    Raises ValueError where the dataset has no reference scores.
-    """
-    low, high = info.reference_min_score, info.reference_max_score
-    if low is None or high is None:
-        key = f"datasets.{info.id}.fetch"
-        raise ValueError(
-            f"{info.id} has no reference scores: set {key}.reference_min_score and {key}.reference_max_score in params.yaml"
-        )
-    scores: np.ndarray = 100 * (returns - low) / (high - low)
-    return scores

@@ -1,7 +1,8 @@
 """Episodes of recorded steps, and their split into training and held-out ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,15 @@ class Episodes:
     rewards: np.ndarray  # (N,) float32
     terminals: np.ndarray  # (N,) bool: only on the last row of an episode that truly ended
     offsets: np.ndarray  # (E + 1,) int64: where each episode begins, and N
+
+    @classmethod
+    def load(cls, folder: Path) -> "Episodes":
+        return cls(*(np.load(folder / f"{field.name}.npy") for field in fields(cls)))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for field in fields(self):
+            np.save(folder / f"{field.name}.npy", getattr(self, field.name))
 
     @property
     def num_episodes(self) -> int:

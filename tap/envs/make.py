@@ -19,7 +19,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from tap.data.catalog import DatasetInfo, known_datasets, normalized_score
+from tap.data.catalog import DatasetInfo, known_datasets
+from tap.data.score import normalized_score
 from tap.envs import antmaze, d4rl_gym, registration
 from tap.envs.adroit import D4RL_RULES, D4RLReward, Step
 
@@ -67,6 +68,17 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
         return float(normalized_score(self.info, np.asarray(score))) / 100
 
 
+def require_environment(info: DatasetInfo) -> str:
+    """The name of a dataset's environment. Raises ValueError where it has none."""
+    if info.environment is None:
+        raise ValueError(f"{info.id} has no environment to evaluate in: set {_key(info)} to a gymnasium id")
+    return info.environment
+
+
+def _key(info: DatasetInfo) -> str:
+    return f"datasets.{info.id}.fetch.environment in params.yaml"
+
+
 def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
 
@@ -74,22 +86,20 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     "d4rl" is D4RL's own environment. `options`, such as render_mode, go to `gymnasium.make`.
     Raises ValueError where there is no such simulator, or where it does not speak in flat vectors of real numbers.
     """
-    key = f"datasets.{info.id}.fetch.environment in params.yaml"
-    if info.environment is None:
-        raise ValueError(f"{info.id} names no environment to evaluate in: set {key} to a gymnasium id")
+    environment, key = require_environment(info), _key(info)
     mujoco.set_mju_user_warning(_log_mujoco_warning)
     for module in (registration, antmaze, d4rl_gym):  # registered by name; imported to let DVC see what a score depends on
         gymnasium.register_envs(module)
-    rule = D4RL_RULES.get(info.environment)
+    rule = D4RL_RULES.get(environment)
     if rule is not None:
         _register_robotics(info)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*out of date", category=DeprecationWarning)  # "use v5"
-            if info.environment == "d4rl":
+            if environment == "d4rl":
                 name, options = "tap/D4RL-v0", options | {"dataset": info.id}
             else:
-                name = info.environment
+                name = environment
             env = gymnasium.make(name, max_episode_steps=info.max_episode_steps, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"{info.id}: gymnasium cannot make {info.environment!r} ({error}): correct {key}") from error

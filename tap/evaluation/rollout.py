@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from tap.data.catalog import DatasetInfo, normalized_score
+from tap.data.catalog import DatasetInfo
+from tap.data.score import normalized_score
 from tap.envs.make import State, get_state, set_state
 from tap.estimates import standard_error
 

@@ -20,10 +20,10 @@ from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
+from tap.device import choose_device
 from tap.planning.planner import MOST_STATES
 from tap.planning.policy import Plan, Policy
 from tap.settings import Runtime
-from tap.training import choose_device
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 
+from tap.results import Lineage
 from tap.settings import Runtime
 from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, public
 from tap.tracking.outbox import Record, record_folders, start_of
@@ -281,16 +282,11 @@ def page(tracking_uri: str, key: str) -> str | None:
     return f"{public(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
-def lineage(stage: str, run: Run, dataset_digest: str) -> dict[str, Any]:
-    """What run.json holds beside the weights, so that it survives a restore from DVC's cache."""
+def lineage(stage: str, run: Run, dataset_digest: str) -> Lineage:
+    """Where the weights that a run trained come from."""
     packages = {"torch": "torch", "numpy": "numpy", "gymnasium": "gymnasium", "mujoco": "mujoco", "tap": "tap-planner"}
-    return {
-        "run_id": run.id,
-        "git_commit": git_state()[0],
-        "dataset_digest": dataset_digest,
-        "versions": {name: importlib.metadata.version(package) for name, package in packages.items()},
-        "stage": stage,
-    }
+    versions = {name: importlib.metadata.version(package) for name, package in packages.items()}
+    return Lineage(run_id=run.id, git_commit=git_state()[0], dataset_digest=dataset_digest, versions=versions, stage=stage)
 
 
 def git_state() -> tuple[str, bool]:

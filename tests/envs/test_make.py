@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from tap.data.catalog import DatasetInfo, normalized_score
+from tap.data.catalog import DatasetInfo
+from tap.data.score import normalized_score
 from tap.envs.make import get_state, make_environment, set_state, versions
 
 # Reference scores of D4RL's paper, and the mean return of a random policy in today's simulators.

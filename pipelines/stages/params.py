@@ -1,0 +1,132 @@
+"""Stage params: params.yaml and the catalog -> data/params: what each stage needs to know, merged and validated.
+
+The other stages read these files, and DVC has them depend on these instead of on params.yaml. So a stage goes stale where one
+of its own params changes, in whichever layer of params.yaml, and not where a dataset is added or another stage's params change.
+
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, evaluate
+    data/params/DATASET/ABLATION/STAGE.json    evaluate, of an ablation that trains models also train_vqvae and train_prior
+
+Example: python -m pipelines.stages.params
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import ValidationError
+
+from pipelines.command_line import main
+from tap.data.catalog import DatasetInfo, lookup
+from tap.files import read_json, write_json
+from tap.settings import (
+    EvaluateParams,
+    FetchParams,
+    Scale,
+    Section,
+    TrainPriorParams,
+    TrainVqvaeParams,
+    load_params,
+    read_params_file,
+)
+
+PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
+
+
+class StageParams(Section):
+    """What one stage needs to know for one dataset, or for one of its ablations."""
+
+    stage: ClassVar[str]
+
+    @classmethod
+    def path(cls, dataset: str, ablation: str | None = None) -> Path:
+        """The file that holds it, which the stage `params` writes."""
+        return FOLDER / dataset / (ablation or "") / f"{cls.stage}.json"
+
+    @classmethod
+    def read(cls, dataset: str, ablation: str | None = None) -> Self:
+        """Read the file. Raises ValueError where the stage `params` has not written it."""
+        if "DVC_STAGE" not in os.environ:  # DVC runs the stage `params` first; a stage that is run by hand does so here
+            run()
+        path = cls.path(dataset, ablation)
+        try:
+            return cls.model_validate(read_json(path))
+        except (FileNotFoundError, ValidationError) as error:
+            where = f"{dataset}, ablation {ablation}" if ablation else dataset
+            raise ValueError(
+                f"{path} does not hold the params of {where} ({type(error).__name__}): check that {PARAMS} lists it, "
+                "and run `dvc repro params`"
+            ) from None
+
+
+class FetchStage(StageParams):
+    """Where the dataset comes from, what it is, and how it is cut into episodes."""
+
+    stage: ClassVar[str] = "fetch"
+    info: DatasetInfo
+    params: FetchParams
+
+
+class TrainVqvaeStage(StageParams):
+    """The VQ-VAE's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_vqvae"
+    scale: Scale
+    params: TrainVqvaeParams
+
+
+class TrainPriorStage(StageParams):
+    """The prior's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_prior"
+    scale: Scale
+    params: TrainPriorParams
+
+
+class EvaluateStage(StageParams):
+    """The environment, the planner and the protocol. Where the file of the data lies is not part of it."""
+
+    stage: ClassVar[str] = "evaluate"
+    scale: Scale
+    info: DatasetInfo
+    fetch: FetchParams
+    params: EvaluateParams
+    trains: bool  # whether an ablation has models of its own
+
+
+def run() -> None:
+    """Write the params of every dataset and of every ablation that params.yaml lists under `ablate`."""
+    for path, params in resolve(PARAMS):
+        write_json(path, params.model_dump(mode="json"))
+
+
+def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
+    """All files of the stage, with their content. Raises ValueError with the path of a faulty key in params.yaml."""
+    file = read_params_file(params_yaml)
+    for dataset in file.datasets:
+        ablations = [*file.ablate.planners, *file.ablate.models] if dataset in file.ablate.datasets else []
+        for ablation in (None, *ablations):
+            params = load_params(params_yaml, dataset, ablation=ablation)
+            info = lookup(dataset, params.fetch)
+            trains = ablation is not None and file.ablations[ablation].trains
+            stages: list[StageParams] = [
+                EvaluateStage(
+                    scale=params.scale,
+                    info=replace(info, path=None, url=None),
+                    fetch=params.fetch.model_copy(update={"source": None, "path": None}),
+                    params=params.evaluate,
+                    trains=trains,
+                )
+            ]
+            if ablation is None:
+                stages.append(FetchStage(info=info, params=params.fetch))
+            if ablation is None or trains:
+                stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
+                stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
+            for stage in stages:
+                yield stage.path(dataset, ablation), stage
+
+
+if __name__ == "__main__":
+    main(run)

@@ -133,7 +133,8 @@ def copy_project(folder: Path, datasets: dict[str, dict[str, Any]], **changes: A
 
     `changes` are made to the top level of params.yaml.
     """
-    for name in ("tap", "pipelines", "data/bundled", ".dvc/config", ".gitignore", "dvc.yaml", "prefect.yaml", "pyproject.toml"):
+    files = (".dvc/config", ".dvcignore", ".gitignore", "README.md", "dvc.yaml", "prefect.yaml", "pyproject.toml")
+    for name in ("tap", "pipelines", "data/bundled", *files):
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -185,3 +186,18 @@ def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
         content = json.loads(file.read_text())
         found[file.name] = {key: value for key, value in content.items() if key not in ("latency_ms", "runs")}
     return found
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project at tiny scale, with a dataset of its own."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
+    copy_project(folder, {"my-hopper": tiny_tree()}, seeds=[3], ablate=ablate)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reproduced(project: Path) -> Path:
+    run(project, "dvc", "repro")
+    return project

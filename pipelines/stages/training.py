@@ -34,6 +34,7 @@ DECISIVE_CODE = (
     "tap.cuda_graph",
     "tap.data.episodes",
     "tap.data.windows",
+    "tap.device",
     "tap.distributed",
     "tap.model.",
     "tap.training",

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grimp
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import EPISODE_LENGTHS, ROOT, copy_project, metrics, random_episodes, run, tiny_tree
+from conftest import EPISODE_LENGTHS, metrics, random_episodes, run
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -21,18 +20,7 @@ from pipelines.stages import train_prior
 from tap.data.windows import Windows
 from tap.planning.policy import Policy
 
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_deps_name_every_module_that_the_stage_imports(stage: str) -> None:
-    graph = grimp.build_graph("tap", "pipelines")
-    commands = STAGES[stage]["cmd"]
-    modules = {command.split()[2] for command in ([commands] if isinstance(commands, str) else commands)}
-    imported = modules.union(*map(graph.find_upstream_modules, modules)) - {"tap", "pipelines"}
-    files = {f"{name.replace('.', '/')}.py" for name in imported}
-    deps = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
-    assert deps == files
+pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 
 
 def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy: Policy, monkeypatch: Any) -> None:
@@ -43,21 +31,6 @@ def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy
     monkeypatch.setattr(train_prior, "ENCODED_AT_ONCE", 20)
     torch.testing.assert_close(train_prior.encode(tiny_policy.vqvae, windows), alone)
     assert len(alone.unique(dim=0)) > 5
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project at tiny scale, with a dataset of its own."""
-    folder = tmp_path_factory.mktemp("project")
-    ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
-    copy_project(folder, {"my-hopper": tiny_tree()}, seeds=[3], ablate=ablate)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reproduced(project: Path) -> Path:
-    run(project, "dvc", "repro")
-    return project
 
 
 def test_repro_makes_every_stages_results(reproduced: Path) -> None:
@@ -90,24 +63,13 @@ def test_repro_makes_every_stages_results(reproduced: Path) -> None:
 def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
     commit = run(reproduced, "git", "rev-parse", "HEAD").stdout.strip()
     for folder in ("vqvae", "prior"):
-        lineage = json.loads((reproduced / f"data/{folder}/my-hopper-3/run.json").read_text())
+        lineage = json.loads((reproduced / f"data/lineage/train_{folder}/my-hopper-3.json").read_text())
         assert lineage["git_commit"] == commit
         assert lineage["dataset_digest"] == metrics(reproduced)["my-hopper-3.json"]["digest"]
 
 
 def test_a_second_repro_does_nothing(reproduced: Path) -> None:
     assert "Data and pipelines are up to date." in run(reproduced, "dvc", "repro").stdout
-
-
-def test_a_changed_planner_leaves_trainings_up_to_date(reproduced: Path) -> None:
-    """A stage of model_ablations trains and evaluates; its training resumes from a finished checkpoint then."""
-    text = (reproduced / "params.yaml").read_text()
-    content = yaml.safe_load(text)
-    content["evaluate"]["planner"]["likelihood_weight"] = 1.0
-    (reproduced / "params.yaml").write_text(yaml.safe_dump(content))
-    stale = json.loads(run(reproduced, "dvc", "status", "--json").stdout)
-    (reproduced / "params.yaml").write_text(text)
-    assert {name.split("@")[0] for name in stale} == {"evaluate", "ablations", "model_ablations", "diagnose"}
 
 
 def tracked_runs(folder: Path, condition: str) -> list[Run]:

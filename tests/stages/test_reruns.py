@@ -1,0 +1,181 @@
+"""What goes stale after which edit: the table in docs/architecture.md, row by row, and `deps` against the real imports."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grimp
+import networkx
+import pytest
+import yaml
+from conftest import ROOT, run, tiny_tree
+from dvc.repo import Repo
+
+pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+# Imported by stages, yet no part of what their results depend on: what tracks, registers and serves, and what reads params and
+# files, whose effect stands in the files themselves.
+BESIDE = ("pipelines.command_line", "pipelines.stages.params", "tap.data.catalog", "tap.files", "tap.results", "tap.serving",
+          "tap.settings", "tap.tracking")  # fmt: skip
+SEARCHES = {"evaluate", "ablations", "model_ablations", "diagnose"}
+
+
+def modules_of(stage: str) -> set[str]:
+    """The modules of the stage's `deps`; a folder stands for all of its modules."""
+    files = [dep for dep in STAGES[stage]["deps"] if dep.startswith(("tap/", "pipelines/"))]
+    found = {file for dep in files for file in ([dep] if dep.endswith(".py") else (ROOT / dep).rglob("*.py"))}
+    paths = {Path(file).relative_to(ROOT) if Path(file).is_absolute() else Path(file) for file in found}
+    return {".".join(path.with_suffix("").parts) for path in paths if path.name != "__init__.py"}
+
+
+def imported_by(stage: str) -> set[str]:
+    graph = grimp.build_graph("tap", "pipelines")
+    module = STAGES[stage]["cmd"].split()[2]
+    packages = {name for name in graph.modules if graph.find_children(name)}
+    return ({module} | graph.find_upstream_modules(module)) - packages
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_name_the_imported_code_that_decides_results(stage: str) -> None:
+    imported, named = imported_by(stage), modules_of(stage)
+    assert {name for name in imported - named if not name.startswith(BESIDE)} == set()
+    files = {dep.removesuffix(".py").replace("/", ".") for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
+    assert files <= imported
+    assert stage == "params" or not any(name.startswith(BESIDE) and name != "tap.results" for name in named)
+
+
+@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior"])
+def test_a_checkpoint_is_of_the_code_that_deps_name(stage: str) -> None:
+    code = f"import json, pipelines.stages.{stage}, pipelines.stages.training as t; print(json.dumps(list(t.decisive_code())))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
+    assert {name for name in loaded if name != "tap.model"} == modules_of(stage)
+
+
+@pytest.fixture(scope="module")
+def edited(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the finished project, for edits."""
+    folder = tmp_path_factory.mktemp("reruns") / "project"
+    shutil.copytree(reproduced, folder)
+    assert first_stale(folder) == set()
+    return folder
+
+
+def first_stale(project: Path) -> set[str]:
+    """Of the stages that are stale, by `dvc status` once params are resolved, those that build on no other stale one."""
+    run(project, "dvc", "repro", "--quiet", "params")
+    with Repo(str(project)) as repo:
+        stale = set(repo.status())
+        graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)  # edges lead to what a stage reads
+        return {name for name in stale if not stale & networkx.descendants(graph, name)}
+
+
+def edit_params(project: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    change(content)
+    (project / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+def names(stages: set[str], dataset: str = "my-hopper") -> set[str]:
+    """The stages' instances of a dataset."""
+    ablated = {"ablations": "-no-search", "ablation_vqvae": "-unconditional", "ablation_prior": "-unconditional"}
+    ablated["model_ablations"] = "-unconditional"
+    return {f"{stage}@{dataset}{'' if stage == 'fetch' else '-3'}{ablated.get(stage, '')}" for stage in stages}
+
+
+def set_to(value: Any, *path: str) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            content = content.setdefault(key, {})
+        content[path[-1]] = value
+
+    return change
+
+
+@pytest.fixture(autouse=True)
+def restored(request: pytest.FixtureRequest) -> Any:
+    """Each test finds the project as it was."""
+    if "edited" not in request.fixturenames:
+        yield
+        return
+    edited = request.getfixturevalue("edited")
+    run(edited, "git", "stash", "--quiet", check=False)
+    yield
+    run(edited, "git", "checkout", "--quiet", ".")
+
+
+@pytest.mark.parametrize(
+    ("change", "stale"),
+    [
+        (set_to(1.0, "evaluate", "planner", "likelihood_weight"), names(SEARCHES)),
+        (set_to(3, "datasets", "my-hopper", "evaluate", "episodes"), names(SEARCHES)),
+        (set_to(2, "ablations", "no-search", "evaluate", "planner", "beam_width"), names({"ablations"})),
+        (set_to(2.0, "train_vqvae", "loss_weights", "action"), names({"train_vqvae", "ablation_vqvae"})),
+        (set_to(0.9, "datasets", "my-hopper", "train_vqvae", "windows", "discount"), names({"train_vqvae", "ablation_vqvae"})),
+        (set_to(0.2, "train_vqvae", "codebook", "dead_usage"), names({"train_vqvae", "ablation_vqvae"})),
+        (set_to(0.2, "train_prior", "fit", "weight_decay"), names({"train_prior", "ablation_prior"})),
+        (set_to(True, "fetch", "clip_actions"), names({"fetch"}) | names({"ablations", "model_ablations"})),
+    ],
+)
+def test_a_changed_param(edited: Path, change: Callable[[dict[str, Any]], None], stale: set[str]) -> None:
+    edit_params(edited, change)
+    found = first_stale(edited)
+    assert found == {name for name in stale if name in found or not found} and found
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("tap/tracking/run.py", set()),
+        ("tap/tracking/registry.py", set()),
+        ("tap/tracking/model_card.py", set()),
+        ("tap/serving/policy.py", set()),
+        ("tap/files.py", set()),
+        ("pipelines/cli.py", set()),
+        ("pipelines/orchestration/flow.py", set()),
+        ("README.md", set()),
+        ("tap/planning/planner.py", SEARCHES),
+        ("tap/evaluation/rollout.py", SEARCHES),
+        ("tap/model/prior.py", {"train_prior", "ablation_prior"}),
+        ("tap/model/vqvae.py", {"train_vqvae", "ablation_vqvae"}),
+        ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae"}),
+        ("tap/data/hdf5.py", {"fetch"}),
+    ],
+)
+def test_changed_code(edited: Path, file: str, stages: set[str]) -> None:
+    with (edited / file).open("a") as module:
+        module.write("\n# a comment\n")
+    assert first_stale(edited) == names(stages)
+
+
+def test_the_report_alone(edited: Path) -> None:
+    with (edited / "tap/reporting/tables.py").open("a") as module:
+        module.write("\n# a comment\n")
+    assert first_stale(edited) == {"report"}
+
+
+def test_a_dataset_added(edited: Path) -> None:
+    fetch = yaml.safe_load((edited / "params.yaml").read_text())["datasets"]["my-hopper"]["fetch"]
+    edit_params(edited, set_to({"fetch": fetch} | tiny_tree(), "datasets", "another"))
+    assert first_stale(edited) == {"fetch@another"}
+
+
+def test_a_row_of_the_table_for_another_dataset(edited: Path) -> None:
+    table = edited / "tap/data/d4rl_table.csv"
+    table.write_text(table.read_text().replace("3234.3", "3000.0"))
+    assert table.read_text().count("3000.0") > 3
+    assert first_stale(edited) == set()
+
+
+def test_equal_weights_leave_what_follows_up_to_date(edited: Path) -> None:
+    """Trained again from nothing, by another run: lineage differs, weights do not."""
+    lineage = edited / "data/lineage/train_vqvae/my-hopper-3.json"
+    before = lineage.read_text()
+    shutil.rmtree(edited / ".checkpoints")
+    run(edited, "dvc", "repro", "--force", "--single-item", "train_vqvae@my-hopper-3")
+    assert lineage.read_text() != before
+    assert first_stale(edited) == set()

@@ -44,7 +44,7 @@ class Distribution:
             "predicted_return_deviation": float(returns.std()),
             "state_prediction_error_median": float(np.median(errors)),
             "distinct_plans": float(np.mean(distinct)),
-            # Spearman's, undefined where all plans promise or err the same
+            # undefined where predicted returns or errors are constant
             "rank_correlation": float(np.nan_to_num(spearmanr(returns, errors).statistic)),
         }
 

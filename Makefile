@@ -1,4 +1,4 @@
-# Everything is installed into .venv and run from there; nothing outside this folder is changed.
+# Everything is installed into .venv and run from there; nothing outside this folder changes.
 PYTHON ?= $(shell for python in python3.11 python3; do $$python -c '' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -8,7 +8,7 @@ INSTALLED := .venv/installed
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(INSTALLED) ## install, then run the whole pipeline of params.yaml: data to report
+demo: $(INSTALLED) ## install, then run the whole pipeline of params.yaml, from data to report
 	$(BIN)/tap run
 
 test: $(INSTALLED) ## install, then run all checks and tests
@@ -18,17 +18,18 @@ test: $(INSTALLED) ## install, then run all checks and tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-test-sweep: $(INSTALLED) ## a sweep by two workers, one of which is killed: minutes
+test-sweep: $(INSTALLED) ## test a sweep by two workers, one of which is killed: ten minutes
 	$(BIN)/pytest -m sweep -s tests/orchestration/test_sweep.py
 
-ui: $(INSTALLED) ## serve MLflow's and Prefect's pages until Ctrl-C
+ui: $(INSTALLED) ## serve the pages of MLflow and Prefect until Ctrl-C
 	$(BIN)/tap ui
 
-clean: ## remove all results, models, runs and caches; keep .venv, your own data and what git tracks
-	git clean -ffdxq -- data/raw data/vqvae data/prior data/metrics data/params data/lineage data/plots data/report data/scores.json dvc.lock dvc_plots .dvc/cache .dvc/tmp \
-		.checkpoints .prefect .tracking .workers 'mlflow.db*' mlartifacts .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## remove all results, models, runs and caches; keep .venv, your data and tracked files
+	git clean -ffdxq -- data/raw data/vqvae data/prior data/metrics data/params data/lineage data/plots data/report \
+		data/scores.json dvc.lock dvc_plots .dvc/cache .dvc/tmp .checkpoints .prefect .tracking .workers 'mlflow.db*' mlartifacts \
+		.mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-distclean: clean ## remove .venv as well
+distclean: clean ## also remove .venv
 	rm -rf .venv
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""Drives Hopper through `tap serve hopper-medium-replay`, with a new plan every three steps: python docs/client.py [URL]"""
+"""Control Hopper by the server of `tap serve hopper-medium-replay`, planning every three steps: python docs/client.py [URL]"""
 
 import sys
 

@@ -1,11 +1,10 @@
-"""Collect a medium-replay dataset: everything a SAC agent did until it became a medium policy.
+"""Collect a medium-replay dataset: all transitions of a SAC agent until its policy is medium.
 
     python -m scripts.collect data/bundled/hopper-medium-replay.hdf5 --seed 2
 
-This is how D4RL made its own `-medium-replay` files, repeated in today's simulator: train soft actor-critic from scratch
-and keep its whole replay buffer up to the moment when the policy is medium. The file has D4RL's layout, but is not
-D4RL's data, and no score on it is a D4RL score. A JSON file of the same name beside it says where it comes from.
-Needs the `collect` extra.
+This repeats the procedure of D4RL's `-medium-replay` files in the current simulator: train soft actor-critic from scratch and
+keep the whole replay buffer up to the point where the policy is medium. The file has D4RL's layout, but it is not D4RL's data,
+and no score on it is a D4RL score. A JSON file of the same name records its provenance. Needs the `collect` extra.
 """
 
 import argparse
@@ -24,13 +23,13 @@ from stable_baselines3.common.monitor import Monitor
 
 from scripts.recording import describe_returns, episode_returns, write_recording
 
-MEDIUM_EPISODES = 20  # the policy is medium when this many episodes in a row return enough on average
-# Networks that one CPU core trains in minutes, and random actions at the start, as is usual for SAC on MuJoCo's tasks.
+MEDIUM_EPISODES = 20  # the policy is medium when the mean return of this many consecutive episodes is high enough
+# Networks that train in minutes on one CPU core, and random actions at the start, as usual for SAC on MuJoCo tasks.
 SAC_OPTIONS: dict[str, Any] = {"policy_kwargs": {"net_arch": [128, 128]}, "learning_rate": 1e-3, "learning_starts": 10_000}
 
 
 class UntilMedium(BaseCallback):
-    """Stops training once `medium_return` is reached over the last MEDIUM_EPISODES episodes, not before `at_least` steps."""
+    """Stops training after `at_least` steps, once the last MEDIUM_EPISODES episodes reach `medium_return` on average."""
 
     def __init__(self, medium_return: float, at_least: int) -> None:
         super().__init__()
@@ -48,14 +47,14 @@ class UntilMedium(BaseCallback):
 
 
 def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_return: float, seed: int) -> dict[str, Any]:
-    """Train SAC, write its replay buffer to `out` and its provenance to `out`.json; returns the provenance."""
-    torch.set_num_threads(1)  # one thread gives one result
+    """Train SAC, write its replay buffer to `out` and the provenance beside it as .json; returns the provenance."""
+    torch.set_num_threads(1)  # the result depends on the number of threads
     agent = SAC("MlpPolicy", Monitor(gymnasium.make(environment)), seed=seed, buffer_size=at_most, **SAC_OPTIONS)
     agent.learn(at_most, callback=UntilMedium(medium_return, at_least))
 
     buffer = agent.replay_buffer
     assert buffer is not None
-    rows = buffer.size()  # less the step at which the callback stopped training
+    rows = buffer.size()  # without the step at which the callback stopped training
     columns = {
         "observations": buffer.observations[:rows, 0].astype(np.float32),
         "actions": buffer.actions[:rows, 0].astype(np.float32),
@@ -86,10 +85,10 @@ def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance goes to the same name with .json")
+    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance is written to the same name with .json")
     parser.add_argument("--environment", default="Hopper-v4", help="a gymnasium id with actions in [-1, 1]")
-    parser.add_argument("--at-least", type=int, default=60_000, help="steps before the policy may count as medium")
-    parser.add_argument("--at-most", type=int, default=150_000, help="steps after which training stops in any case")
+    parser.add_argument("--at-least", type=int, default=60_000, help="minimum number of steps")
+    parser.add_argument("--at-most", type=int, default=150_000, help="maximum number of steps")
     parser.add_argument("--medium-return", type=float, default=1_400.0, help="mean return of a medium policy")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,28 +1,28 @@
-"""Recollect an AntMaze dataset: an ant that knows how to walk is sent from goal to goal through a maze.
+"""Recollect an AntMaze dataset: a policy that walks in a given direction is guided from goal to goal through a maze.
 
     python -m scripts.collect_antmaze umaze-diverse antmaze-umaze-diverse.hdf5 --policy antmaze-goal-direction.npz
 
-This is how D4RL made its files, repeated in today's simulator. A search on the maze's map gives the next cell on the shortest
-way to the goal, and the policy, a network trained to walk in a given direction, goes to its centre (D4RL: to a point beside
-it, drawn at each step); its actions are sampled and get noise N(0, 0.2) on top. Now and then the ant falls on its back, or is
-caught at a corner, and stays there to the episode's end. Starts and goals, each with D4RL's noise around its cell's centre
-(ultra's shifted, see tap/envs/mazes.py), are by task
+This repeats D4RL's procedure in the current simulator. A search on the map gives the next cell on the shortest path to the
+goal, and the policy walks to the centre of that cell (D4RL: to a point near it, sampled at each step). Its actions are sampled,
+plus noise N(0, 0.2). Occasionally the ant falls on its back or gets stuck at a corner and stays there until the episode ends.
+Starts and goals depend on the task, each with D4RL's noise around the centre of its cell (for ultra shifted, see
+tap/envs/mazes.py):
 
-    umaze      the evaluation's start and goal
-    *-play     any cell but a goal; the goals that D4RL, or for ultra its authors, picked by hand
-    *-diverse  any cell; any cell
+    umaze      start and goal of the evaluation
+    *-play     start in any cell that is not a goal; goals hand-picked by D4RL, for ultra by its authors
+    *-diverse  start and goal in any cell
 
-An episode goes on at the goal, and has 1,001 rows (umaze: 701). Then rewards and terminals are set against one goal of the
-evaluation's cell, drawn once for the file: 1 and true on rows that end within 0.5 m of it. `infos/goal` is the goal that the
-ant went for. AntMaze-Ultra's authors collected in a maze with two more open cells, at its edge; so does this.
+An episode continues at the goal and has 1,001 rows (umaze: 701). Rewards and terminals refer to a single goal in the
+evaluation's goal cell, sampled once per file: they are 1 and true on rows that end within 0.5 m of it. `infos/goal` is the goal
+that the ant walked to. As in AntMaze-Ultra's own collection, two cells at the edge of the ultra maze are open.
 
-The file has D4RL's layout, `infos/qpos` and `infos/qvel` being the state that the row's action was taken in. It is not D4RL's
-data, and no score on it is a D4RL score: its attribute `source`, which every result quotes, is "recollected", and a JSON file
-of the same name beside it says how it was made.
+The file has D4RL's layout; `infos/qpos` and `infos/qvel` are the state in which the row's action was taken. It is not D4RL's
+data, and no score on it is a D4RL score: its attribute `source`, which every result states, is "recollected", and a JSON file
+of the same name records its provenance.
 
-The weights are an .npz of arrays weight_0, bias_0, ... of a ReLU network with 29 inputs (the ant's positions but x and y, its
-velocities, ten times the direction to go), whose last layer gives the mean, and log_std_weight, log_std_bias, the logarithm of
-the deviation of a Gaussian that tanh squashes to 8 actions. Needs the `d4rl` extra, for its ant.
+The weights are an .npz file of arrays weight_0, bias_0, ... of a ReLU network with 29 inputs (the ant's positions without x and
+y, its velocities, ten times the unit vector to the waypoint). Its last layer gives the mean, and log_std_weight, log_std_bias
+the log std, of a Gaussian that tanh maps to 8 actions. Needs the `d4rl` extra for its ant model.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import importlib.metadata
 import json
 import math
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,20 @@ ACTION_NOISE = 0.2
 
 
 class GoalPolicy:
-    """The network that walks in a given direction."""
+    """A network that walks in a given direction."""
 
     def __init__(self, weights: Path) -> None:
-        """Raises ValueError where the file is no .npz of these arrays."""
+        """Raises ValueError where the file is not an .npz file of these arrays."""
         try:
             with np.load(weights, allow_pickle=False) as arrays:
                 layers = sum(name.startswith("weight_") for name in arrays)
                 self.layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(layers)]
                 self.log_std = arrays["log_std_weight"], arrays["log_std_bias"]
         except (OSError, KeyError, ValueError) as error:
-            raise ValueError(f"{weights} does not hold a policy's weights ({error}): see --help for the arrays") from error
+            raise ValueError(f"{weights} does not contain a policy's weights ({error}): see --help for the arrays") from error
 
     def act(self, observation: np.ndarray, direction: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """An action (8,), sampled, for an observation (31,) and the way (2,) to go, of any length above 0."""
+        """A sampled action (8,) for an observation (31,) and a direction (2,) of any length above 0."""
         x = np.concatenate([observation[2:29], 10 * direction / np.linalg.norm(direction)])
         for weight, bias in self.layers[:-1]:
             x = np.maximum(0.0, weight @ x + bias)
@@ -78,12 +79,12 @@ class GoalPolicy:
 
 
 class Guide:
-    """Shortest ways through a maze to one goal."""
+    """Shortest paths through a maze to one goal."""
 
     def __init__(self, maze: Maze, goal: np.ndarray) -> None:
         self.maze, self.goal = maze, goal
         target, free = maze.cell(goal), set(maze.free)
-        self.steps, queue = {target: 0}, deque([target])  # steps to the goal's cell, from each cell that it can be reached from
+        self.steps, queue = {target: 0}, deque([target])  # from each cell to the goal's cell
         while queue:
             cell = queue.popleft()
             for neighbour in _neighbours(cell):
@@ -92,7 +93,7 @@ class Guide:
                     queue.append(neighbour)
 
     def waypoint(self, position: np.ndarray) -> np.ndarray:
-        """Where (2,) to go from a position (2,): to the next cell's centre, or to the goal in this cell or the next."""
+        """The next point (2,) on the path from a position (2,): the next cell's centre, or the goal if at most a cell away."""
         cell = self.maze.cell(position)
         if self.steps[cell] <= 1:
             return self.goal
@@ -104,79 +105,109 @@ def _neighbours(cell: Cell) -> list[Cell]:
     return [(i, j - 1), (i, j + 1), (i + 1, j), (i - 1, j)]
 
 
+@dataclass(frozen=True)
+class Task:
+    """A maze, and the cells in which episodes start and have their goals."""
+
+    name: str
+    maze_name: str
+    maze: Maze
+    starts: tuple[Cell, ...]  # empty: start as in an evaluation
+    goals: tuple[Cell, ...]
+    episode_length: int  # rows
+
+
+def task_of(name: str) -> Task:
+    """The task called `name`, one of TASKS."""
+    maze_name, _, kind = name.partition("-")
+    maze = MAZES[maze_name].opened(*ULTRA_OPENINGS) if maze_name == "ultra" else MAZES[maze_name]
+    goals = {"": (maze.goal,), "play": PLAY_GOALS.get(maze_name, ()), "diverse": tuple(maze.free)}[kind]
+    starts = {"": (), "play": tuple(cell for cell in maze.free if cell not in goals), "diverse": tuple(maze.free)}[kind]
+    return Task(name, maze_name, maze, starts, goals, episode_length=701 if maze_name == "umaze" else 1001)
+
+
 def collect(task: str, out: Path, *, policy: Path, transitions: int, seed: int) -> dict[str, Any]:
-    """Collect whole episodes of at least `transitions` rows into `out`, its provenance into a .json; returns the provenance.
+    """Collect whole episodes of at least `transitions` rows into `out`, with the provenance beside it; returns the provenance.
 
     Raises ValueError where the policy's file holds no weights, or the d4rl package is not installed.
     """
-    name, _, kind = task.partition("-")
-    maze = MAZES[name].opened(*ULTRA_OPENINGS) if name == "ultra" else MAZES[name]
-    goals = {"": (maze.goal,), "play": PLAY_GOALS.get(name, ()), "diverse": tuple(maze.free)}[kind]
-    starts = [cell for cell in maze.free if kind == "diverse" or cell not in goals]
-    walker, ant = GoalPolicy(policy), AntMaze(maze)
+    spec, walker = task_of(task), GoalPolicy(policy)
+    ant = AntMaze(spec.maze)
     ant.reset(seed=seed)
-    rng = ant.np_random
-    target = maze.draw_goal(maze.goal, rng)
+    target = spec.maze.sample_goal(spec.maze.goal, ant.np_random)
 
-    length = 701 if name == "umaze" else 1001
-    episodes = math.ceil(transitions / length)
+    length, episodes = spec.episode_length, math.ceil(transitions / spec.episode_length)
     widths = {"observations": 29, "actions": 8, "infos/goal": 2, "infos/qpos": 15, "infos/qvel": 14}
     columns: dict[str, np.ndarray] = {key: np.empty((episodes * length, width), np.float32) for key, width in widths.items()}
-    reached = np.empty(episodes * length, bool)
-    own_goal = np.zeros(episodes, bool)
-    progress = tqdm(total=episodes * length, unit=" steps", unit_scale=True, desc=task)
-    for episode in range(episodes):
-        ant.reset()
-        if kind:
-            middle = (
-                maze.centre(starts[rng.integers(len(starts))]) + maze.goal_shift / 2
-            )  # Ultra's shift counts half for starts
-            ant.data.qpos[:2] = np.maximum(middle + rng.uniform(0, 1, 2), 0)
-            ant.set_state(ant.data.qpos, ant.data.qvel)  # type: ignore[no-untyped-call]
-        ant.goal = maze.draw_goal(goals[rng.integers(len(goals))], rng)
-        guide, observation = Guide(maze, ant.goal), ant.observation()
-        for row in range(episode * length, (episode + 1) * length):
-            way = guide.waypoint(observation[:2]) - observation[:2]
-            action = walker.act(observation, way, rng) + ACTION_NOISE * rng.standard_normal(8)
-            row_values = (observation[:29], action.clip(-1, 1), ant.goal, ant.data.qpos, ant.data.qvel)
-            for values, column in zip(row_values, columns.values(), strict=True):
-                column[row] = values
-            observation, _, at_goal, _, _ = ant.step(columns["actions"][row])
-            reached[row] = np.linalg.norm(observation[:2] - target) <= GOAL_RADIUS
-            own_goal[episode] |= at_goal
-        progress.update(length)
-    progress.close()
+    reached_target = np.empty(episodes * length, bool)
+    reached_own_goal = np.zeros(episodes, bool)
+    with tqdm(total=episodes * length, unit=" steps", unit_scale=True, desc=task) as progress:
+        for episode in range(episodes):
+            rows = slice(episode * length, (episode + 1) * length)
+            in_episode = {key: column[rows] for key, column in columns.items()}
+            reset_to_sampled_task(ant, spec)
+            positions, reached_own_goal[episode] = walk_to_goal(ant, walker, in_episode)
+            reached_target[rows] = np.linalg.norm(positions - target, axis=1) <= GOAL_RADIUS
+            progress.update(length)
 
     timeouts = np.zeros(episodes * length, bool)
     timeouts[length - 1 :: length] = True
-    columns |= {"rewards": reached.astype(np.float32), "terminals": reached, "timeouts": timeouts}
+    columns |= {"rewards": reached_target.astype(np.float32), "terminals": reached_target, "timeouts": timeouts}
     packages = ("mujoco", "gymnasium", "numpy", "d4rl")
     provenance = {
         "source": "recollected",
         "script": "python -m scripts.collect_antmaze",
         "task": f"antmaze-{task}",
-        "maze": name,
+        "maze": spec.maze_name,
         "policy": {"file": policy.name, "sha256": sha256(policy), "action_noise": ACTION_NOISE},
         "seed": seed,
         "evaluation_goal": target.tolist(),
         "versions": {package: importlib.metadata.version(package) for package in packages},
         "transitions": episodes * length,
         "finished_episodes": episodes,
-        "episodes_that_reached_their_own_goal": int(own_goal.sum()),
-        "episodes_that_reached_the_evaluation_goal": int(reached.reshape(episodes, length).any(axis=1).sum()),
+        "episodes_that_reached_their_own_goal": int(reached_own_goal.sum()),
+        "episodes_that_reached_the_evaluation_goal": int(reached_target.reshape(episodes, length).any(axis=1).sum()),
         "return": describe_returns(episode_returns(columns["rewards"], timeouts)),
     }
     write_recording(out, columns, provenance)
     return provenance
 
 
+def reset_to_sampled_task(ant: AntMaze, task: Task) -> None:
+    """Reset the ant to a start and a goal of the task, both sampled from the environment's generator."""
+    maze, rng = task.maze, ant.np_random
+    ant.reset()
+    if task.starts:
+        # Ultra's shift counts half for starts.
+        middle = maze.centre(task.starts[rng.integers(len(task.starts))]) + maze.goal_shift / 2
+        ant.data.qpos[:2] = np.maximum(middle + rng.uniform(0, 1, 2), 0)
+        ant.set_state(ant.data.qpos, ant.data.qvel)  # type: ignore[no-untyped-call]
+    ant.goal = maze.sample_goal(task.goals[rng.integers(len(task.goals))], rng)
+
+
+def walk_to_goal(ant: AntMaze, walker: GoalPolicy, columns: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
+    """Fill the columns (T, ...) of one episode; returns positions (T, 2) after each step, and whether the goal was reached."""
+    guide, observation = Guide(ant.maze, ant.goal), ant.observation()
+    positions, reached = np.empty((len(columns["actions"]), 2)), False
+    for row in range(len(positions)):
+        direction = guide.waypoint(observation[:2]) - observation[:2]
+        action = walker.act(observation, direction, ant.np_random) + ACTION_NOISE * ant.np_random.standard_normal(8)
+        row_values = (observation[:29], action.clip(-1, 1), ant.goal, ant.data.qpos, ant.data.qvel)
+        for values, column in zip(row_values, columns.values(), strict=True):
+            column[row] = values
+        observation, _, at_goal, _, _ = ant.step(columns["actions"][row])
+        positions[row] = observation[:2]
+        reached |= at_goal
+    return positions, reached
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance goes to the same name with .json")
+    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance is written to the same name with .json")
     parser.add_argument("--policy", type=Path, required=True, help="the .npz file of weights described above")
     parser.add_argument(
-        "--transitions", type=int, default=1_000_000, help="rows to collect, at least; default: as D4RL, %(default)s"
+        "--transitions", type=int, default=1_000_000, help="minimum number of rows; default, as in D4RL: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0)
     try:

@@ -1,7 +1,7 @@
-"""Let `dvc plots show` and `dvc plots diff` draw without a network.
+"""Make the pages of `dvc plots show` and `dvc plots diff` work without a network.
 
-DVC's pages load Vega from the internet, and stay blank where there is none. This writes a page template that holds Vega itself,
-.dvc/plots/offline.html, and names it in .dvc/config.local. Both are this checkout's own: neither belongs in git (1 MB).
+DVC's pages load Vega from the internet and stay blank without it. This script writes a page template that contains Vega,
+.dvc/plots/offline.html, and sets it in .dvc/config.local. Both are local to the checkout and not kept in git (1 MB).
 
 Example: python -m scripts.plots_template
 """
@@ -15,7 +15,7 @@ import vl_convert
 from pipelines.command_line import main
 from tap.files import write_atomically
 
-# DVC puts the plots in place of {plot_divs}. Its {scripts}, the links to the internet, are left out on purpose.
+# DVC replaces {plot_divs} by the plots. {scripts}, its links to the internet, is left out on purpose.
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -36,7 +36,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem; display: flex; flex-w
 
 
 def run() -> None:
-    """Write the template and tell DVC of it. Raises ValueError outside a DVC project's root folder."""
+    """Write the template and set it in DVC's local config. Raises ValueError outside the root folder of a DVC project."""
     if not Path(".dvc").is_dir():
         raise ValueError(f"{Path.cwd()} has no .dvc folder: run this in the project's root folder")
     write_atomically(

@@ -1,4 +1,4 @@
-"""What the collecting scripts share: a file in D4RL's layout that says where it comes from."""
+"""Writes collected data in D4RL's layout, with its provenance."""
 
 import io
 import json
@@ -13,18 +13,18 @@ from tap.files import write_atomically, write_json
 
 
 def episode_returns(rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Undiscounted return of each finished episode, from rewards (N,) and flags (N,) of last rows."""
+    """Undiscounted return of each finished episode, from rewards (N,) and the flags `ends` (N,) of last rows."""
     pieces = np.split(rewards, np.flatnonzero(ends) + 1)
     return np.array([piece.sum() for piece in pieces[: int(ends.sum())]])
 
 
 def describe_returns(returns: np.ndarray) -> dict[str, float]:
-    """Mean, least and greatest return, for a provenance."""
+    """Mean, min and max of the returns, for the provenance."""
     return {"mean": float(returns.mean()), "min": float(returns.min()), "max": float(returns.max())}
 
 
 def write_recording(out: Path, columns: Mapping[str, np.ndarray], provenance: dict[str, Any]) -> None:
-    """Write columns (N, ...) to the HDF5 file `out`, and the provenance to its attributes and to a .json beside it."""
+    """Write columns (N, ...) to the HDF5 file `out`, and the provenance to its attributes and to a .json file beside it."""
     with io.BytesIO() as buffer:
         with h5py.File(buffer, "w") as file:
             for name, values in columns.items():

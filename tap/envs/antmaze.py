@@ -1,12 +1,14 @@
-"""AntMaze: an ant walks through a maze to a goal, in D4RL's geometry on today's MuJoCo.
+"""AntMaze: an ant walks through a maze to a goal, with D4RL's geometry in the current MuJoCo.
 
-gymnasium-robotics' AntMaze is another task: frame time, torque, contacts, start, goal and radius of success differ. Here, as in
-D4RL, the ant is that of the d4rl package (`ant.xml`, found without importing d4rl, which would need MuJoCo 2.1); a step lasts
-0.1 s; actions in [-1, 1] are torques of +-30; walls are boxes of 4 x 4 x 2 m.
+The task is that of the paper's appendix "AntMaze Details". AntMaze in gymnasium-robotics is a different task: frame time,
+torque, contacts, start, goal and success radius differ. This environment follows D4RL: the ant is that of the d4rl package
+(`ant.xml`, located without importing d4rl, which needs MuJoCo 2.1), a step lasts 0.1 s, actions in [-1, 1] are torques of +-30,
+and walls are boxes of 4 x 4 x 2 m.
 
-D4RL's observation has 29 numbers, and TAP is given the goal too (method: Data), so that here it has 31: the first 15 positions,
-the first 14 velocities, the goal's x and y. D4RL's v0 environments draw one goal for their lifetime, its v2 environments one an
-episode; here it is one an episode. Reward is 1, and the episode ends, within 0.5 m of the goal; a fall does not end it.
+D4RL's observation has 29 numbers. The paper appends the goal, so this observation has 31: the first 15 positions, the first 14
+velocities, and the goal's x and y. D4RL's v0 environments sample one goal when they are made, its v2 environments one per
+episode; this one samples one per episode. Within 0.5 m of the goal the reward is 1 and the episode ends; a fall does not end
+it.
 """
 
 import xml.etree.ElementTree as ET
@@ -28,20 +30,20 @@ OBSERVATION_DIM = 31
 
 
 def ant_xml() -> Path:
-    """D4RL's model of the ant. Raises ValueError where the d4rl package is not installed."""
+    """Path of D4RL's ant model. Raises ValueError where the d4rl package is not installed."""
     path = d4rl_file("d4rl/locomotion/assets/ant.xml")
     if path is None:
-        raise ValueError("AntMaze needs the ant of the d4rl package, this project's extra: pip install -e '.[d4rl]'")
+        raise ValueError("AntMaze needs the ant model of the d4rl package: pip install -e '.[d4rl]'")
     return path
 
 
 class AntMaze(MujocoEnv):
-    """The ant in one of MAZES (by name), or in a maze of one's own.
+    """The ant in one of MAZES (by name) or in another maze.
 
     Observations (31,) float64, actions (8,) float32 in [-1, 1]. Raises ValueError where the d4rl package is not installed.
     """
 
-    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's own convention)
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's convention)
 
     def __init__(self, maze: Maze | str, render_mode: str | None = None) -> None:
         self.maze = MAZES[maze] if isinstance(maze, str) else maze
@@ -61,7 +63,7 @@ class AntMaze(MujocoEnv):
         root = ET.parse(self.fullpath).getroot()
         compiler, world = root.find("compiler"), root.find("worldbody")
         assert compiler is not None and world is not None
-        compiler.attrib.pop("coordinate", None)  # an attribute that MuJoCo no longer knows
+        compiler.attrib.pop("coordinate", None)  # an attribute that MuJoCo no longer accepts
         half = CELL_SIZE / 2
         for i, j in self.maze.walls:
             x, y = self.maze.centre((i, j))
@@ -76,15 +78,15 @@ class AntMaze(MujocoEnv):
         return self.action_space
 
     def reset_model(self) -> np.ndarray:
-        """Put the ant at the start, up to 0.1 off in each position, and draw a goal; both from `np_random`."""
+        """Place the ant at the start, within 0.1 in each position, and sample a goal; both from `np_random`."""
         positions = self.init_qpos + self.np_random.uniform(-0.1, 0.1, self.model.nq)
         velocities = self.init_qvel + 0.1 * self.np_random.standard_normal(self.model.nv)
         self.set_state(positions, velocities)  # type: ignore[no-untyped-call]
-        self.goal = self.maze.draw_goal(self.maze.goal, self.np_random)
+        self.goal = self.maze.sample_goal(self.maze.goal, self.np_random)
         return self.observation()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.float64, bool, bool, dict[str, np.float64]]:
-        """Simulate 0.1 s."""
+        """Simulate 0.1 s with torques 30 * `action` (8,)."""
         self.do_simulation(self.torque * np.clip(action, -1, 1), self.frame_skip)
         reached = bool(np.linalg.norm(self.data.qpos[:2] - self.goal) <= GOAL_RADIUS)
         if self.render_mode == "human":
@@ -92,5 +94,5 @@ class AntMaze(MujocoEnv):
         return self.observation(), np.float64(reached), reached, False, {}
 
     def observation(self) -> np.ndarray:
-        """The present observation (31,)."""
+        """The current observation (31,)."""
         return np.concatenate([self.data.qpos[:15], self.data.qvel[:14], self.goal])

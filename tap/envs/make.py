@@ -1,9 +1,10 @@
-"""The simulators that stand for D4RL's environments, and its normalised score.
+"""Makes the simulator of a dataset.
 
-Locomotion runs on gymnasium's `-v4` environments: `-v5` changes the rewards. Adroit runs on gymnasium-robotics'
-`AdroitHand*-v1` with D4RL's rewards put back: release 1.4.2 pays for distance between palm and object in door, hammer and
-relocate, and does not end a pen episode when the pen is dropped. AntMaze is this project's own (tap/envs/antmaze.py). Any other
-gymnasium id runs as it is, and `d4rl` stands for D4RL's own environment of the dataset (tap/envs/d4rl_gym.py).
+- Locomotion runs in gymnasium's `-v4` environments; `-v5` changes the rewards.
+- Adroit runs in gymnasium-robotics' `AdroitHand*-v1` with D4RL's rewards (tap/envs/adroit.py).
+- AntMaze runs in D4RL's geometry (tap/envs/antmaze.py).
+- `d4rl` means D4RL's own environment of the dataset (tap/envs/d4rl_gym.py).
+- Any other gymnasium id runs unchanged.
 """
 
 import contextlib
@@ -24,12 +25,14 @@ from tap.data.score import normalized_score
 from tap.envs import antmaze, d4rl_gym, registration
 from tap.envs.adroit import D4RL_RULES, D4RLReward, Step
 
+Environment = gymnasium.Env[np.ndarray, np.ndarray]
+
 
 @dataclass(frozen=True)
 class State:
-    """How a simulator came to its present state: the seed of its reset and the actions since.
+    """A simulator's state, as the seed of its last reset and the actions since.
 
-    Replaying them restores whatever an environment holds, be it the solver's warm start, a randomised body or a step counter.
+    Replaying them restores everything an environment holds: the solver's warm start, a randomised body, a step counter.
     """
 
     seed: int
@@ -37,9 +40,9 @@ class State:
 
 
 class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """A dataset's environment: clips actions into the action space, remembers its State, knows D4RL's score."""
+    """A dataset's environment, which clips actions to the action space, records its State and computes D4RL's score."""
 
-    def __init__(self, env: gymnasium.Env[np.ndarray, np.ndarray], info: DatasetInfo) -> None:
+    def __init__(self, env: Environment, info: DatasetInfo) -> None:
         super().__init__(env)
         self.info = info
         assert isinstance(env.action_space, gymnasium.spaces.Box)
@@ -48,7 +51,7 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
         self.actions: list[np.ndarray] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode; its State exists only if `seed` is given."""
+        """Start an episode. `get_state` needs an episode that was started with a seed."""
         self.seed, self.actions = seed, []
         return self.env.reset(seed=seed, options=options)
 
@@ -61,9 +64,9 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def get_normalized_score(self, score: float) -> float:
-        """D4RL's method of this name: a return as a fraction, 0 for a random policy, 1 for an expert.
+        """D4RL's method of this name: `normalized_score` / 100, so 0 for a random policy and 1 for an expert.
 
-        It is `normalized_score` / 100. Raises ValueError where the dataset has no reference scores.
+        Raises ValueError where the dataset has no reference scores.
         """
         return float(normalized_score(self.info, np.asarray(score))) / 100
 
@@ -83,12 +86,12 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
 
     Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
-    "d4rl" is D4RL's own environment. `options`, such as render_mode, go to `gymnasium.make`.
-    Raises ValueError where there is no such simulator, or where it does not speak in flat vectors of real numbers.
+    "d4rl" is D4RL's own environment. `options`, such as render_mode, are passed to `gymnasium.make`.
+    Raises ValueError where the simulator does not exist, or where its observations or actions are not flat boxes of floats.
     """
-    environment, key = require_environment(info), _key(info)
+    environment = require_environment(info)
     mujoco.set_mju_user_warning(_log_mujoco_warning)
-    for module in (registration, antmaze, d4rl_gym):  # registered by name; imported to let DVC see what a score depends on
+    for module in (registration, antmaze, d4rl_gym):  # registered by name; imported so that DVC tracks them
         gymnasium.register_envs(module)
     rule = D4RL_RULES.get(environment)
     if rule is not None:
@@ -102,46 +105,48 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
                 name = environment
             env = gymnasium.make(name, max_episode_steps=info.max_episode_steps, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError) as error:
-        raise ValueError(f"{info.id}: gymnasium cannot make {info.environment!r} ({error}): correct {key}") from error
+        raise ValueError(f"{info.id}: gymnasium cannot make {environment!r} ({error}): correct {_key(info)}") from error
+    _check_spaces(env, info)
+    return Simulator(env if rule is None else D4RLReward(env, rule), info)
+
+
+def make_known_environment(dataset: str, **options: Any) -> Simulator:
+    """The simulator of a known dataset by its id: the entry point of `gymnasium.make("tap/DATASET")`."""
+    return make_environment(known_datasets()[dataset], **options)
+
+
+def _check_spaces(env: Environment, info: DatasetInfo) -> None:
     for name, space in (("observations", env.observation_space), ("actions", env.action_space)):
         flat = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
         if not flat:
             raise ValueError(
                 f"{info.id}: {info.environment} has {name} in {space}, but TAP needs a flat Box of floats: register a wrapped "
-                f"environment (by gymnasium.wrappers.FlattenObservation, for one) and name it as {key}"
+                f"environment (for example with gymnasium.wrappers.FlattenObservation) and set {_key(info)} to its id"
             )
-    return Simulator(env if rule is None else D4RLReward(env, rule), info)
-
-
-def make_known_environment(dataset: str, **options: Any) -> Simulator:
-    """The simulator of a known dataset, by its id: what `gymnasium.make("tap/DATASET")` gives (tap/envs/registration.py)."""
-    return make_environment(known_datasets()[dataset], **options)
 
 
 def _register_robotics(info: DatasetInfo) -> None:
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the import prints that the rewards changed, which D4RLReward mends
+        with contextlib.redirect_stderr(io.StringIO()):  # it prints that rewards changed; D4RLReward restores them
             gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
     except ImportError as error:
-        raise ValueError(
-            f"{info.id}: {info.environment} needs gymnasium-robotics, this project's extra: pip install -e '.[robotics]'"
-        ) from error
+        raise ValueError(f"{info.id}: {info.environment} needs gymnasium-robotics: pip install -e '.[robotics]'") from error
 
 
 def _log_mujoco_warning(message: str) -> None:
-    """MuJoCo's own handler would write a file MUJOCO_LOG.TXT into the current folder."""
+    """Log a warning of MuJoCo, whose default handler writes a file MUJOCO_LOG.TXT into the current folder."""
     if "deprecated" not in message:
         logging.getLogger("mujoco").warning(message)
 
 
-def get_state(env: gymnasium.Env[np.ndarray, np.ndarray]) -> State:
-    """The present state of a simulator from `make_environment` that was reset with a seed."""
+def get_state(env: Environment) -> State:
+    """The current state of a simulator from `make_environment` that was reset with a seed."""
     assert isinstance(env, Simulator) and env.seed is not None
     return State(env.seed, tuple(env.actions))
 
 
-def set_state(env: gymnasium.Env[np.ndarray, np.ndarray], state: State) -> np.ndarray:
-    """Bring a simulator of the same dataset into `state`; returns its observation there."""
+def set_state(env: Environment, state: State) -> np.ndarray:
+    """Bring a simulator of the same dataset into `state`; returns its observation."""
     observation, _ = env.reset(seed=state.seed)
     for action in state.actions:
         observation, *_ = env.step(action)
@@ -149,14 +154,14 @@ def set_state(env: gymnasium.Env[np.ndarray, np.ndarray], state: State) -> np.nd
 
 
 def simulator(environment: str | None) -> str:
-    """The releases that the physics of `DatasetInfo.environment` depends on, in one line."""
+    """The package releases that the physics of `DatasetInfo.environment` depends on, in one line."""
     packages = ("d4rl", "gym", "mujoco-py") if environment == "d4rl" else ("gymnasium", "gymnasium-robotics", "mujoco")
     installed = versions()
     return ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
 
 
 def versions() -> dict[str, str]:
-    """Release of each installed package that a score may depend on; the last three run `environment: d4rl`."""
+    """Release of each installed package that a score may depend on; the last three are for `environment: d4rl`."""
     found = {}
     for package in ("gymnasium", "gymnasium-robotics", "mujoco", "numpy", "torch", "d4rl", "gym", "mujoco-py"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

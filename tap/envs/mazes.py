@@ -1,7 +1,7 @@
-"""The maps of D4RL's AntMaze tasks and of AntMaze-Ultra (appendix "AntMaze Details"), and where their cells lie in metres.
+"""The maps of D4RL's AntMaze tasks and of AntMaze-Ultra (paper, appendix "AntMaze Details"), and their coordinates in metres.
 
-A map is drawn as in D4RL: `1` is a wall, `R` the cell where the ant starts, `G` the cell of the goal. A cell is (row, column),
-a position (x, y). The start cell's centre is the origin, x grows with the column and y with the row:
+Maps use D4RL's letters: `1` is a wall, `R` the cell where the ant starts, `G` the cell of the goal. A cell is (row, column), a
+position (x, y). The centre of the start cell is the origin; x grows with the column and y with the row:
 
       x ->      -4    0    4    8   12
     y           1    1    1    1    1     -4
@@ -23,14 +23,14 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Maze:
-    """A map, and how far from a cell's centre goals in it are drawn."""
+    """A map, and the offset of its goals from the centre of their cell."""
 
     rows: tuple[str, ...]
     goal_shift: float = 0.0  # metres, on each axis
 
     @cached_property
     def free(self) -> list[Cell]:
-        """Every cell that is no wall, row by row."""
+        """Every cell that is not a wall, row by row."""
         return [(i, j) for i, row in enumerate(self.rows) for j, letter in enumerate(row) if letter != "1"]
 
     @cached_property
@@ -40,17 +40,17 @@ class Maze:
 
     @cached_property
     def start(self) -> Cell:
-        """The ant's cell at the start of an episode."""
+        """The cell where the ant starts an episode."""
         return self._find("R")
 
     @cached_property
     def goal(self) -> Cell:
-        """The goal's cell in an evaluation."""
+        """The cell of the goal in an evaluation."""
         return self._find("G")
 
     @cached_property
     def centres(self) -> np.ndarray:
-        """Position (F, 2) of the centre of each of the F free cells."""
+        """Positions (F, 2) of the centres of the F free cells."""
         return np.array([self.centre(cell) for cell in self.free])
 
     def _find(self, letter: str) -> Cell:
@@ -62,16 +62,16 @@ class Maze:
         return CELL_SIZE * np.array([cell[1] - self.start[1], cell[0] - self.start[0]], np.float64)
 
     def cell(self, position: np.ndarray) -> Cell:
-        """The free cell whose centre is nearest to a position (2,): the cell it lies in, unless that is a wall."""
+        """The free cell whose centre is nearest to a position (2,): the one that contains it, unless that is a wall."""
         return self.free[int(np.argmin(np.sum((self.centres - position) ** 2, axis=1)))]
 
-    def draw_goal(self, cell: Cell, rng: np.random.Generator) -> np.ndarray:
-        """A goal (2,) in `cell`: centre + `goal_shift` + U(0, 1) + U(0, 0.5) on each axis, but as in D4RL never below 0."""
+    def sample_goal(self, cell: Cell, rng: np.random.Generator) -> np.ndarray:
+        """A goal (2,) in `cell`: centre + `goal_shift` + U(0, 1) + U(0, 0.5) on each axis, at least 0 as in D4RL."""
         goal = self.centre(cell) + self.goal_shift + rng.uniform(0, 1.0, 2) + rng.uniform(0, 0.5, 2)
         return np.maximum(goal, 0.0)
 
     def opened(self, *cells: Cell) -> "Maze":
-        """The same maze without the walls of `cells`."""
+        """The same maze with the walls of `cells` removed."""
         letters = [list(row) for row in self.rows]
         for i, j in cells:
             letters[i][j] = "0"
@@ -128,6 +128,6 @@ MAZES = {
             "11010010100000G1",
             "1111111111111111",
         ),
-        goal_shift=-1.0,  # its authors' own choice: goals lie within centre + [-1, 0.5]
+        goal_shift=-1.0,  # as published: goals lie within centre + [-1, 0.5]
     ),
 }

@@ -1,20 +1,20 @@
-"""Gymnasium ids for every known dataset and for AntMaze, registered by importing this module.
+"""Registers gymnasium ids for every known dataset and for AntMaze when this module is imported.
 
     import gymnasium, tap.envs.registration
 
     env = gymnasium.make("tap/hopper-medium-v2")
-    env.get_normalized_score(1500.0)  # as in D4RL a fraction: 0 for a random policy, 1 for an expert
+    env.get_normalized_score(1500.0)  # a fraction as in D4RL: 0 for a random policy, 1 for an expert
 
-`gymnasium.make("tap.envs.registration:tap/hopper-medium-v2")` does both. Gymnasium has loaded no plugins by itself since
-release 1.0, so one of the two is needed.
+`gymnasium.make("tap.envs.registration:tap/hopper-medium-v2")` does both. One of the two is needed: since release 1.0, gymnasium
+does not load plugins automatically.
 
-- `tap/DATASET` is what that dataset's policies are evaluated in: `tap.envs.make.make_environment`, with the step limit of
-  d4rl_table.csv. The ids ending in v0, v1, v2 of one task differ in their data alone.
-- Ant has 27 dimensions, not D4RL's 111, of which the other 84 are always zero.
+- `tap/DATASET` is the environment in which policies of that dataset are evaluated: `tap.envs.make.make_environment`, with the
+  step limit from d4rl_table.csv. The ids of one task that end in v0, v1, v2 differ only in their data.
+- Ant has 27 observation dimensions, not D4RL's 111: the other 84 are always zero.
 - Adroit has D4RL's rewards, and AntMaze the goal in its observation.
-- `tap/AntMaze-MAZE-v0` is AntMaze itself.
+- `tap/AntMaze-MAZE-v0` is AntMaze without a dataset.
 
-Nothing but the table is read before an environment is made.
+Importing this module reads only the table; simulators are imported when an environment is made.
 """
 
 import csv
@@ -29,7 +29,7 @@ def _register() -> None:
     with D4RL_TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
-        # The environment comes with its limit and order of calls enforced: `get_normalized_score` must stay in reach.
+        # make_environment enforces limit and order of calls; another wrapper here would hide `get_normalized_score`.
         gymnasium.register(
             f"tap/{row['id']}",
             "tap.envs.make:make_known_environment",

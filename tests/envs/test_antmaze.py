@@ -1,4 +1,4 @@
-"""The AntMaze environment, against the ant stepped by hand, D4RL's own maps, and a recording of another implementation."""
+"""The AntMaze environment against a hand-stepped ant, D4RL's maps, and a recording of another implementation."""
 
 import ast
 import importlib.metadata
@@ -30,7 +30,7 @@ def d4rl_maps() -> dict[str, list[list[int | str]]]:
     return maps
 
 
-def test_mazes_and_hand_picked_goals_are_d4rls() -> None:
+def test_mazes_and_hand_picked_goals_are_those_of_d4rl() -> None:
     maps = d4rl_maps()
     for name, d4rl_name in {"umaze": "U_MAZE_TEST", "medium": "BIG_MAZE_TEST", "large": "HARDEST_MAZE_TEST"}.items():
         assert ["".join(map(str, row)) for row in maps[d4rl_name]] == list(MAZES[name].rows)
@@ -61,7 +61,7 @@ def test_walls_stand_on_the_map(name: str) -> None:
     assert len(set(zip(rows, columns, strict=True))) == len(boxes)
 
 
-def test_starts_and_goals_are_spread_as_in_d4rl() -> None:
+def test_starts_and_goals_are_distributed_as_in_d4rl() -> None:
     env, rest = AntMaze("ultra"), AntMaze("medium").init_qpos
     assert rest.tolist() == [0, 0, 0.75, 1, *[0] * 11]
     starts = np.array([env.reset(seed=seed)[0] for seed in range(400)])
@@ -78,7 +78,7 @@ def test_starts_and_goals_are_spread_as_in_d4rl() -> None:
 
 
 def test_dynamics_are_those_of_the_ant_stepped_by_hand() -> None:
-    """In the middle of its cell the ant touches no wall, so D4RL's ant alone on its floor moves alike."""
+    """In the middle of its cell the ant touches no wall, so D4RL's ant without a maze moves in the same way."""
     env, rng = AntMaze("umaze"), np.random.default_rng(0)
     observation, _ = env.reset(seed=0)
     model = mujoco.MjModel.from_xml_string(ant_xml().read_text().replace('coordinate="local"', ""))
@@ -100,12 +100,12 @@ def test_walls_block_and_openings_do_not() -> None:
 
     def slide(velocity: list[float]) -> np.ndarray:
         env.reset(seed=0)
-        way = []
+        path = []
         for _ in range(30):
             env.data.qvel[:2] = velocity
             env.step(np.zeros(8))
-            way.append(env.data.qpos[:2].copy())
-        return np.array(way)
+            path.append(env.data.qpos[:2].copy())
+        return np.array(path)
 
     assert slide([-5, 0]).min() > -2 and slide([0, -5]).min() > -2 and slide([0, 5])[:, 1].max() < 2
     assert slide([5, 0])[:, 0].max() > 4
@@ -127,7 +127,7 @@ def test_success_is_within_half_a_metre() -> None:
     assert step_with_goal(0.5001) == (0.0, False, False)
 
 
-def test_a_fall_ends_nothing() -> None:
+def test_a_fall_does_not_end_the_episode() -> None:
     env = AntMaze("umaze")
     env.reset(seed=0)
     env.data.qpos[2:7] = [0.3, 0, 1, 0, 0]  # on its back
@@ -161,8 +161,8 @@ def test_the_policy_that_collected_d4rls_data_reaches_goals(extra_data: Path) ->
         observation, _ = env.reset(seed=seed)
         guide = Guide(env.maze, env.goal)
         for _ in range(700):
-            way = guide.waypoint(observation[:2]) - observation[:2]
-            observation, _, terminated, _, _ = env.step(policy.act(observation, way, env.np_random))
+            direction = guide.waypoint(observation[:2]) - observation[:2]
+            observation, _, terminated, _, _ = env.step(policy.act(observation, direction, env.np_random))
             if terminated:
                 reached += 1
                 break

@@ -10,7 +10,7 @@ from tap.data.catalog import DatasetInfo
 from tap.data.score import normalized_score
 from tap.envs.make import get_state, make_environment, set_state, versions
 
-# Reference scores of D4RL's paper, and the mean return of a random policy in today's simulators.
+# Reference scores of D4RL's paper, and the measured mean return of a random policy in the current simulators.
 TASKS = {
     "hopper": ("Hopper-v4", 1000, -20.272305, 3234.3, 19.4),
     "halfcheetah": ("HalfCheetah-v4", 1000, -280.178953, 12135.0, -290.0),
@@ -73,12 +73,15 @@ def episode_returns(env, act, episodes):
         ("relocate", 2),
     ],
 )
-def test_random_policy_returns_what_was_measured(task, episodes):
+def test_a_random_policy_has_the_measured_return(task, episodes):
     env, rng = make_environment(dataset(task)), np.random.default_rng(0)
     returns = episode_returns(env, lambda _: rng.uniform(-1, 1, env.action_space.shape), episodes)
     spread = {"halfcheetah": 80, "ant": 110, "door": 1, "hammer": 3, "relocate": 3}.get(task, returns.std())
     assert abs(returns.mean() - TASKS[task][-1]) < 4 * spread / np.sqrt(episodes) + 1
-    if task not in ("hopper", "ant"):  # D4RL's minimum, too; in these two, a random policy returns more than in D4RL's release
+    if task not in (
+        "hopper",
+        "ant",
+    ):  # D4RL's minimum as well; in these two, returns are higher than in D4RL's release
         assert abs(returns.mean() - TASKS[task][2]) < 4 * spread / np.sqrt(episodes) + 1
     if task == "hopper":
         assert 0.5 < normalized_score(dataset(task), returns).mean() < 2
@@ -108,13 +111,13 @@ def test_state_round_trip(task):
     future = rng.uniform(-1, 1, (20, *env.action_space.shape))
     expected = follow(env, future)
 
-    other.reset(seed=99)  # a used simulator, its bodies elsewhere
+    other.reset(seed=99)  # a used simulator in another state
     follow(other, future[:3])
     for again in (env, other):
         set_state(again, state)
         assert get_state(again).seed == 7 and np.array_equal(get_state(again).actions, state.actions)
-        for value, want in zip(follow(again, future), expected, strict=True):
-            np.testing.assert_allclose(value, want, rtol=0, atol=1e-9)
+        for actual, desired in zip(follow(again, future), expected, strict=True):
+            np.testing.assert_allclose(actual, desired, rtol=0, atol=1e-9)
 
 
 def test_set_state_returns_the_observation_there():
@@ -156,7 +159,7 @@ def test_dropping_the_pen_ends_the_episode():
     assert terminated and not truncated and reward < -4
 
 
-# For each Adroit task: what the palm should approach, which joint the test moves, and where to: past each bonus in turn.
+# For each Adroit task: what the palm should approach, the joint that the test moves, and its positions, past each bonus.
 POSES = {
     "pen": (None, "OBJRx", [1.0, 0.37, 0.0]),
     "door": (("site", "S_handle"), "door_hinge", [0.1, 0.3, 1.1, 1.4]),
@@ -166,8 +169,8 @@ POSES = {
 
 
 @pytest.mark.parametrize("task", POSES)
-def test_adroit_reward_is_the_raw_one_with_its_fault_mended(task):
-    """D4RL subtracts 0.1 times the distance from palm to object, where the raw environment adds it; all else is equal."""
+def test_adroit_reward_is_the_raw_one_with_its_fault_fixed(task):
+    """D4RL subtracts 0.1 times the distance from palm to object where the raw environment adds it; all else is equal."""
     approached, moved, poses = POSES[task]
     env = make_environment(dataset(task))
     hand, rest = env.unwrapped, np.zeros(env.action_space.shape)
@@ -184,17 +187,17 @@ def test_adroit_reward_is_the_raw_one_with_its_fault_mended(task):
 
     rewards = []
     for pose in poses:
-        mended, raw, reach = step(env, pose), step(hand, pose), 0.0
+        fixed, raw, reach = step(env, pose), step(hand, pose), 0.0
         if approached:
             kind, name = approached
             reach = np.linalg.norm(hand.data.site("S_grasp").xpos - getattr(hand.data, kind)(name).xpos)
-        assert mended == pytest.approx(raw - 0.2 * reach, abs=1e-9)
-        rewards.append(mended)
-    assert (np.diff(rewards) > 1.5).all()  # the poses did meet the bonuses
+        assert fixed == pytest.approx(raw - 0.2 * reach, abs=1e-9)
+        rewards.append(fixed)
+    assert (np.diff(rewards) > 1.5).all()  # the poses reached the bonuses
 
 
 def published_expert(file):
-    """The Gaussian tanh network that D4RL rolled out for its expert sets."""
+    """The Gaussian tanh network that produced D4RL's expert datasets."""
     arrays, rng = np.load(file), np.random.default_rng(0)
 
     def act(observation):
@@ -218,7 +221,7 @@ def published_expert(file):
     ],
 )
 def test_published_expert_scores_like_an_expert(extra_data, task, episodes, low, high):
-    """Around 95, 99, 127 and 99; the expert itself fails now and then."""
+    """Around 95, 99, 127 and 99; the expert fails occasionally."""
     info, act = dataset(task), published_expert(extra_data / f"policies/adroit-{task}.npz")
     returns = episode_returns(make_environment(info), act, episodes)
     assert low < normalized_score(info, returns).mean() < high
@@ -234,7 +237,7 @@ def test_human_door_demonstration_earns_its_recorded_rewards(extra_data):
         qpos, qvel = (data[f"infos/{key}"][rows].astype(float) for key in ("qpos", "qvel"))
         observations, actions, rewards = (data[key][rows] for key in ("observations", "actions", "rewards"))
 
-    # The file does not say where the door stands, but the first observation tells where its handle is.
+    # The file does not record the position of the door, but the first observation has that of its handle.
     frame = hand.model.body("frame").pos.copy()
     hand.set_env_state({"qpos": qpos[0], "qvel": qvel[0], "door_body_pos": frame})
     frame += observations[0, 32:35] - hand.data.site("S_handle").xpos
@@ -278,7 +281,7 @@ def test_custom_environment_from_a_module(tmp_path, monkeypatch):
     env.reset(seed=0)
     ends = [env.step(np.array([9.0]))[3] for _ in range(3)]
     assert ends == [False, False, True]
-    assert env.actions[0] == 2.0  # the Pendulum's own bound
+    assert env.actions[0] == 2.0  # Pendulum's bound
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ def test_custom_environment_from_a_module(tmp_path, monkeypatch):
         (custom("gymnasium_robotics:AntMaze_UMaze-v4"), r"has observations in Dict.*gymnasium\.wrappers\.FlattenObservation"),
     ],
 )
-def test_environments_that_do_not_fit_are_explained(info, message):
+def test_unsuitable_environments_are_explained(info, message):
     with pytest.raises(ValueError, match=message):
         make_environment(info)
 

@@ -1,4 +1,4 @@
-"""Gymnasium ids, and D4RL's own environments behind the interface of old gym."""
+"""Gymnasium ids, and the adapter for D4RL's own environments."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_every_d4rl_dataset_has_an_id() -> None:
         ("antmaze-ultra-play-v0", 31, 8, 2000, 0, 1),
     ],
 )
-def test_a_made_environment_knows_d4rls_score(
+def test_a_made_environment_has_d4rls_score(
     name: str, observation_dim: int, action_dim: int, limit: int, low: float, high: float
 ) -> None:
     env = make(f"tap/{name}")
@@ -57,7 +57,7 @@ def test_an_adroit_id_has_d4rls_reward() -> None:
 def test_antmaze_is_truncated_at_its_limit(maze: str, limit: int) -> None:
     env = make(f"tap/AntMaze-{maze}-v0")
     env.reset(seed=0)
-    env.unwrapped.frame_skip = 1  # time is short
+    env.unwrapped.frame_skip = 1  # for speed
     ends = [env.step(np.zeros(8))[2:4] for _ in range(limit)]
     assert ends == [(False, False)] * (limit - 1) + [(False, True)]
 
@@ -66,7 +66,7 @@ def run(script: str) -> str:
     return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_registering_is_light_and_the_module_may_be_named_in_the_id() -> None:
+def test_registration_imports_no_simulator_and_works_by_the_id() -> None:
     script = "import sys, tap.envs.registration; print({'torch', 'mujoco', 'h5py', 'pydantic'} & set(sys.modules))"
     assert run(script).strip() == "set()"
     script = (
@@ -76,7 +76,7 @@ def test_registering_is_light_and_the_module_may_be_named_in_the_id() -> None:
 
 
 class OldMaze:
-    """A walk on a line, in the interface of gym before 0.26, which draws goals as D4RL's AntMaze does."""
+    """A walk on a line, with the interface of gym before 0.26, which samples goals as D4RL's AntMaze does."""
 
     observation_space = types.SimpleNamespace(shape=(1,))
     action_space = types.SimpleNamespace(low=-np.ones(1, np.float32), high=np.ones(1, np.float32), shape=(1,))
@@ -98,22 +98,22 @@ class OldMaze:
         print("Target Goal: ", self.target_goal)
 
     def reset(self) -> np.ndarray:
-        self.steps, self.place = 0, self.rng.uniform(-1, 1, 1)
-        return self.place.copy()
+        self.steps, self.position = 0, self.rng.uniform(-1, 1, 1)
+        return self.position.copy()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, dict[str, Any]]:
-        self.place, self.steps = self.place + action, self.steps + 1
-        reached, info = bool(self.place > 2), {}
+        self.position, self.steps = self.position + action, self.steps + 1
+        reached, info = bool(self.position > 2), {}
         if self.steps >= self.limit:
             info["TimeLimit.truncated"] = not reached
-        return self.place.copy(), float(reached), reached or self.steps >= self.limit, info
+        return self.position.copy(), float(reached), reached or self.steps >= self.limit, info
 
     def close(self) -> None:
         pass
 
 
 class OldAnt(OldMaze):
-    """An observation as wide as gym's old Ant gives, which counts its dimensions."""
+    """An observation of 111 dimensions, as in D4RL's Ant, each with its index as value."""
 
     observation_space = types.SimpleNamespace(shape=(111,))
 
@@ -123,7 +123,7 @@ class OldAnt(OldMaze):
 
 
 class Proxy:
-    """As D4RL wraps its AntMaze: whatever it lacks is the wrapped environment's, but it has a `seed` that stops at itself."""
+    """Like D4RL's wrapper of AntMaze: it delegates to the wrapped environment, except for `seed`, which does nothing."""
 
     def __init__(self, wrapped_env: OldMaze) -> None:
         self.wrapped_env = wrapped_env
@@ -152,13 +152,13 @@ def d4rl_environment(name: str) -> Any:
     return make_environment(replace(known_datasets()[name], environment="d4rl"))
 
 
-def test_an_old_environment_speaks_gymnasium(old_gym: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_environment_has_gymnasiums_interface(old_gym: None, capsys: pytest.CaptureFixture[str]) -> None:
     env = d4rl_environment("antmaze-umaze-v0")
     observation, _ = env.reset(seed=4)
     assert observation.shape == env.observation_space.shape == (3,)
     assert observation[0] == np.random.default_rng(4).uniform(-1, 1) and (observation[1:] >= 2).all()
     ends = [env.step(np.zeros(1))[1:4] for _ in range(5)]
-    assert ends == [(0.0, False, False)] * 4 + [(0.0, False, True)]  # the old environment's own limit
+    assert ends == [(0.0, False, False)] * 4 + [(0.0, False, True)]  # the limit of the old environment
     env.reset(seed=4)
     steps = [env.step(np.ones(1)) for _ in range(3)]
     (before, *_, after) = steps
@@ -166,7 +166,7 @@ def test_an_old_environment_speaks_gymnasium(old_gym: None, capsys: pytest.Captu
     assert capsys.readouterr().out == ""
 
 
-def test_a_seed_decides_an_old_environments_episode_and_goal(old_gym: None) -> None:
+def test_a_seed_fixes_episode_and_goal_of_an_old_environment(old_gym: None) -> None:
     env, other = d4rl_environment("antmaze-umaze-v0"), d4rl_environment("antmaze-umaze-v0")
     env.reset(seed=1)
     expected = env.step(np.array([0.25]))[0]
@@ -178,7 +178,7 @@ def test_the_goal_is_appended_in_antmaze_only(old_gym: None) -> None:
     assert d4rl_environment("hopper-medium-v2").reset(seed=0)[0].shape == (1,)
 
 
-def test_ant_is_cut_to_27_dimensions_as_its_data_are(old_gym: None) -> None:
+def test_ant_observations_are_cut_to_27_dimensions_like_the_data(old_gym: None) -> None:
     np.testing.assert_array_equal(d4rl_environment("ant-medium-v2").reset(seed=0)[0], np.arange(27))
 
 

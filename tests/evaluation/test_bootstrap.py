@@ -1,4 +1,4 @@
-"""The bootstrap against every possible resample, against binomial quantiles, and against what it must not conclude."""
+"""The bootstrap against all possible resamples, against binomial quantiles, and on scores that show no difference."""
 
 from itertools import product
 
@@ -11,14 +11,14 @@ from tap.evaluation.bootstrap import difference
 
 
 def every_resampled_mean(scores_SE: np.ndarray) -> list[float]:
-    """The mean of each resample that can be drawn, each as likely as the others; plain loops."""
+    """The mean of each possible resample, all equally likely, by plain loops."""
     seeds, episodes = scores_SE.shape
     means = []
-    for drawn_seeds in product(range(seeds), repeat=seeds):
-        for drawn_episodes in product(range(episodes), repeat=seeds * episodes):
+    for seed_choice in product(range(seeds), repeat=seeds):
+        for episode_choice in product(range(episodes), repeat=seeds * episodes):
             total = 0.0
-            for place, seed in enumerate(drawn_seeds):
-                for episode in drawn_episodes[place * episodes : (place + 1) * episodes]:
+            for place, seed in enumerate(seed_choice):
+                for episode in episode_choice[place * episodes : (place + 1) * episodes]:
                     total += scores_SE[seed, episode]
             means.append(total / (seeds * episodes))
     return means
@@ -30,14 +30,14 @@ def test_the_interval_is_that_of_all_possible_resamples() -> None:
     every = np.subtract.outer(every_resampled_mean(new), every_resampled_mean(old)).ravel()
     found = difference(new, old)
     assert found.mean == pytest.approx(new.mean() - old.mean())
-    # The exact distribution has steps: the share that lies below each bound is what is compared.
+    # The exact distribution has steps, so compare the share of resamples below each bound.
     assert np.mean(every < found.low) <= 0.03 and np.mean(every <= found.low) >= 0.02
     assert np.mean(every < found.high) <= 0.98 and np.mean(every <= found.high) >= 0.97
 
 
 @pytest.mark.parametrize("episodes", [1, 20])
 def test_with_seeds_that_score_0_or_1_the_interval_is_the_binomials(episodes: int) -> None:
-    seeds = np.repeat([[0.0], [1.0]] * 10, episodes, axis=1)  # however many episodes, they tell nothing more
+    seeds = np.repeat([[0.0], [1.0]] * 10, episodes, axis=1)  # more equal episodes add no information
     found = difference(seeds, np.zeros((1, 1)))
     expected = binom.ppf([0.025, 0.975], 20, 0.5) / 20
     assert (found.low, found.high) == pytest.approx(tuple(expected))
@@ -51,7 +51,7 @@ def test_a_single_seed_leaves_the_interval_over_its_episodes() -> None:
 
 
 def test_many_episodes_of_few_seeds_do_not_hide_that_the_seeds_differ() -> None:
-    """A naive bootstrap over all episodes alike would be sure of a difference that two of four seeds do not show."""
+    """A bootstrap over pooled episodes would find a difference that two of the four seeds do not show."""
     rng = np.random.default_rng(3)
     new = np.array([[70.0], [70.0], [40.0], [40.0]]) + rng.normal(0, 1, (4, 100))
     old = np.array([[50.0], [52.0], [48.0], [50.0]]) + rng.normal(0, 1, (4, 100))
@@ -64,7 +64,7 @@ def test_equal_scores_give_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     new, old = np.random.default_rng(4).normal(size=(2, 3, 10))
     assert difference(new, old) == difference(new, old)
     first = difference(new, old)
-    monkeypatch.setattr(bootstrap, "GENERATOR_SEED", 1)  # and another generator gives nearly the same
+    monkeypatch.setattr(bootstrap, "GENERATOR_SEED", 1)  # another generator gives nearly the same
     second = difference(new, old)
     assert first != second and (first.low, first.high) == pytest.approx((second.low, second.high), abs=0.03)
 

@@ -1,4 +1,4 @@
-"""Drawn plans against a loop written by hand, in a point on a line and in Hopper."""
+"""Sampled plans against a plain loop, for a point on a line and in Hopper."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning
 
 
 class Point(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A point starts at its seed and moves by the action; beyond 3 the episode ends. Its place is its picture's brightness."""
+    """A point starts at its seed and moves by the action; beyond 3 the episode ends. Pictures are as bright as its position."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Box(-5, 5, (1,), np.float32)
@@ -41,20 +41,20 @@ class Point(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Blind(Point):
-    """A point that nobody can paint."""
+    """A point that cannot be rendered."""
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         raise RuntimeError("no display")
 
 
-gymnasium.register("DrawnPoint-v0", entry_point=Point)
+gymnasium.register("RenderedPoint-v0", entry_point=Point)
 gymnasium.register("BlindPoint-v0", entry_point=Blind)
-POINT = custom_dataset("point", "DrawnPoint-v0", max_episode_steps=50)
+POINT = custom_dataset("point", "RenderedPoint-v0", max_episode_steps=50)
 HOPPER = replace(POINT, environment="Hopper-v4", max_episode_steps=1000)
 
 
 class Walker:
-    """Offers plans that move by -1, 1 and 2 a step, and believes each step to go `drift` further."""
+    """Proposes plans that move by -1, 1 and 2 a step, and predicts each step to go `drift` further."""
 
     moves = np.array([-1.0, 1.0, 2.0])
 
@@ -69,38 +69,38 @@ class Walker:
         return Plan(states[None, ..., None], actions, zeros, zeros, np.zeros((1, C, 1), int), value, value, value)
 
 
-def draw(drift: float) -> Distribution:
+def sample(drift: float) -> Distribution:
     walker: Any = Walker(drift)
     return distribution(walker, make_environment(POINT), [State(0), State(1)], 0)
 
 
 def test_a_perfect_model_has_no_error() -> None:
-    assert (draw(0.0).state_prediction_errors == 0).all()
+    assert (sample(0.0).state_prediction_errors == 0).all()
 
 
 def test_errors_count_the_steps_to_the_episodes_end() -> None:
-    drawn = draw(0.5)
+    sampled = sample(0.5)
     # Step t of a plan is off by t/2: 4 steps give (0 + 1 + 4 + 9) / 4 / 4. From 0, moves of 2 end the episode at the second
     # step; from 1, moves of 1 at the third, of 2 at the second.
     four, three, two = 14 / 16, 5 / 12, 1 / 8
-    np.testing.assert_allclose(drawn.state_prediction_errors, [[four, four, two], [four, three, two]])
-    np.testing.assert_array_equal(drawn.predicted_returns, [[-1, 1, 2]] * 2)
-    summary = drawn.summarize()
+    np.testing.assert_allclose(sampled.state_prediction_errors, [[four, four, two], [four, three, two]])
+    np.testing.assert_array_equal(sampled.predicted_returns, [[-1, 1, 2]] * 2)
+    summary = sampled.summarize()
     assert summary["state_prediction_error_median"] == pytest.approx((four + three) / 2)
     assert summary["predicted_return_median"] == 1 and summary["distinct_plans"] == pytest.approx(1 / 3)
-    # Ranks, equal ones shared: returns 1.5 3.5 5.5 twice, errors 5 5 1.5 5 3 1.5; their covariance over their deviations
+    # Ranks, ties averaged: returns 1.5 3.5 5.5 twice, errors 5 5 1.5 5 3 1.5; their covariance over their stds
     assert summary["rank_correlation"] == pytest.approx(-14 / np.sqrt(16 * 15))
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")
-def test_without_a_difference_there_is_no_rank_correlation() -> None:
+def test_constant_returns_have_no_rank_correlation() -> None:
     alike = Distribution(np.zeros((1, 3, 2), int), np.ones((1, 3)), np.array([[1.0, 2.0, 3.0]]))
     assert alike.summarize()["rank_correlation"] == 0
 
 
 def test_hoppers_errors_equal_a_loop(tiny_policy: Policy) -> None:
     sampling = with_planner(tiny_policy, search="prior_sampling", samples=3)
-    drawn = distribution(sampling, make_environment(HOPPER), [State(7), State(8)], 5)
+    sampled = distribution(sampling, make_environment(HOPPER), [State(7), State(8)], 5)
     for episode, seed in enumerate((7, 8)):
         env = gymnasium.make("Hopper-v4")
         start = env.reset(seed=seed)[0][None].astype(np.float32)
@@ -112,24 +112,24 @@ def test_hoppers_errors_equal_a_loop(tiny_policy: Policy) -> None:
                 observation, _, terminated, _, _ = env.step(np.clip(action, -1, 1))
                 if terminated:
                     break
-            assert drawn.state_prediction_errors[episode, row] == pytest.approx(np.mean(errors), rel=1e-5)
+            assert sampled.state_prediction_errors[episode, row] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-def test_a_prior_sure_of_one_code_draws_one_plan_and_uniform_sampling_many(tiny_policy: Policy) -> None:
+def test_a_prior_concentrated_on_one_code_samples_one_plan_and_uniform_sampling_many(tiny_policy: Policy) -> None:
     with torch.no_grad():
         tiny_policy.prior.to_logits.weight.zero_()
         tiny_policy.prior.to_logits.bias.copy_(torch.eye(8)[3] * 100)
-    drawn = {
+    sampled = {
         search: distribution(with_planner(tiny_policy, search=search, samples=20), make_environment(HOPPER), [State(0)], 0)
         for search in ("prior_sampling", "uniform_sampling")
     }
-    assert (drawn["prior_sampling"].codes == 3).all()
-    sure, uniform = (drawn[search].summarize() for search in ("prior_sampling", "uniform_sampling"))
+    assert (sampled["prior_sampling"].codes == 3).all()
+    sure, uniform = (sampled[search].summarize() for search in ("prior_sampling", "uniform_sampling"))
     assert sure["distinct_plans"] == 1 / 20 and sure["predicted_return_deviation"] < 1e-3
     assert uniform["distinct_plans"] > 10 / 20 and uniform["predicted_return_deviation"] > 0.1
 
 
-def test_visualised_plans_hold_the_one_that_is_executed(tiny_policy: Policy) -> None:
+def test_visualised_plans_include_the_executed_one(tiny_policy: Policy) -> None:
     env, state = make_environment(HOPPER), State(3, (np.full(3, 0.5, np.float32),) * 4)
     shown = visualise(tiny_policy, env, state, None, 5)
     first, second = shown["dimensions"]
@@ -157,11 +157,11 @@ def test_visualised_plans_vary_most_in_the_dimensions_shown(tiny_policy: Policy)
     assert visualise(tiny_policy, make_environment(HOPPER), State(3), None, 5)["dimensions"] == [2, 6]
 
 
-def test_frames_are_the_chosen_plans_beginning_middle_and_end() -> None:
+def test_frames_show_start_middle_and_end_of_the_chosen_plan() -> None:
     strip = render(make_environment(POINT, render_mode="rgb_array"), State(1), np.full((9, 1), 1.0))
     assert strip.shape == (160, 3 * 240, 3)
     # From 1 to 4, where the episode ends, in three steps; halfway is rounded to the second.
-    assert [strip[80, 120 + 240 * place, 0] for place in range(3)] == [10, 30, 40]
+    assert [strip[80, 120 + 240 * frame, 0] for frame in range(3)] == [10, 30, 40]
 
 
 def test_without_a_renderer_there_are_no_frames_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:

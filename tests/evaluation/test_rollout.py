@@ -1,4 +1,4 @@
-"""Rollouts of planners whose plans are known, in an environment whose returns are computed by hand, and in Hopper."""
+"""Rollouts of planners with known plans, in an environment with hand-computed returns and in Hopper."""
 
 import json
 from dataclasses import fields, replace
@@ -19,7 +19,7 @@ HORIZON = 4
 
 
 class Line(gymnasium.Env):
-    """A point on a line starts at half its seed and moves by the action; reward is where it arrives; 3 ends the episode."""
+    """A point on a line: starts at half its seed, moves by the action, is rewarded by its new position, and ends at 3."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -65,7 +65,7 @@ def plan_of(observations, actions, rewards):
 
 
 class Mover:
-    """On the line: plans to move by `move` each step, and thinks that it moves by `drift` more."""
+    """On the line: plans to move by `move` each step, and predicts `drift` more."""
 
     def __init__(self, move, drift=0.0):
         self.move, self.drift, self.batch_sizes = move, drift, []
@@ -91,7 +91,7 @@ class Dice:
 
 
 class SimulatorHopper:
-    """A planner that knows the truth: it steps a Hopper of its own, in mid-air or not, from the observed state."""
+    """A planner with a perfect model: it steps its own Hopper, at any height, from the observed state."""
 
     def __init__(self, gains):
         self.env, self.gains = gymnasium.make("Hopper-v4").unwrapped, gains
@@ -138,11 +138,11 @@ def test_returns_lengths_and_ends_by_hand():
     assert result.terminated.all()
     assert planner.batch_sizes[-4:] == [5, 5, 3, 2]  # only episodes that still run are planned for
     assert len(result.batch_latencies) == 4
-    np.testing.assert_array_equal(result.values, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
-    np.testing.assert_array_equal(result.log_probabilities, -result.values)
+    np.testing.assert_array_equal(result.predicted_returns, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
+    np.testing.assert_array_equal(result.log_probabilities, -result.predicted_returns)
 
 
-def test_time_limit_is_no_termination():
+def test_time_limit_is_not_a_termination():
     result = roll(Mover(0.5), episodes=5)
     np.testing.assert_array_equal(result.lengths, [5, 5, 4, 3, 2])
     np.testing.assert_array_equal(result.terminated, [False, True, True, True, True])  # the second ends at the limit itself
@@ -155,20 +155,20 @@ def test_environment_seed_counts_up_from_its_start():
 
 def test_state_prediction_error_by_hand():
     assert (roll(Mover(0.5)).state_prediction_errors == 0).all()
-    # Off by 0, 0.25, 0.5, 0.75 at the four states; the last episode, from 2.5, arrives after one step: one state to compare.
+    # Off by 0, 0.25, 0.5, 0.75 at the four states; the last episode, from 2.5, ends after one step: one state to compare.
     result = roll(Mover(0.5, drift=0.25), episodes=6)
     whole = (0.25**2 + 0.5**2 + 0.75**2) / 4
     np.testing.assert_allclose(result.state_prediction_errors, [whole, whole, whole, (0.25**2 + 0.5**2) / 3, 0.25**2 / 2, 0])
 
 
-def test_state_prediction_error_of_the_simulator_itself_vanishes():
+def test_a_perfect_model_has_no_state_prediction_error():
     result = roll(SimulatorHopper(GAINS), HOPPER, episodes=2)
     assert (result.state_prediction_errors < 1e-9).all()
     wrong = roll(Dice(GAINS), HOPPER, episodes=2)
     assert (wrong.state_prediction_errors > 1e-3).all()
 
 
-def test_examples_set_plan_beside_simulation():
+def test_examples_compare_a_plan_with_the_simulation():
     first, middle = roll(Mover(0.5, drift=0.25)).examples
     assert first.title == "first state of episode 0" and middle.title == "step 2 of episode 0"
     np.testing.assert_array_equal(first.planned_observations[:, 0], [0, 0.75, 1.5, 2.25])
@@ -191,25 +191,25 @@ def test_lockstep_equals_each_episode_alone():
     for episode in range(4):
         env, generator = gymnasium.make("Hopper-v4"), episode_generator(5, episode)
         observation, _ = env.reset(seed=20 + episode)
-        rewards, over, value = [], False, None
+        rewards, over, predicted_return = [], False, None
         while not over:
             plan = planner.plan(observation[None].astype(np.float32), [generator])
-            value = plan.value[0] if value is None else value
+            predicted_return = plan.value[0] if predicted_return is None else predicted_return
             observation, reward, terminated, truncated, _ = env.step(np.clip(plan.actions[0, 0], -1, 1).astype(np.float32))
             rewards.append(reward)
             over = terminated or truncated
         assert together.lengths[episode] == len(rewards) and together.terminated[episode] == terminated
         assert together.returns[episode] == pytest.approx(sum(rewards), rel=1e-6)  # float32 matmul rounds by batch size
-        assert together.values[episode] == pytest.approx(value)
+        assert together.predicted_returns[episode] == pytest.approx(predicted_return)
 
 
-def test_seeds_decide_everything():
+def test_equal_seeds_give_equal_rollouts():
     base = roll(Dice(GAINS), HOPPER)
     assert same(base, roll(Dice(GAINS), HOPPER))
     assert not same(base, roll(Dice(GAINS), HOPPER, planner_seed=1))
     assert not same(base, roll(Dice(GAINS), HOPPER, environment_seed=1))
     still, reseeded = roll(Dice(GAINS, noise=0.0), HOPPER), roll(Dice(GAINS, noise=0.0), HOPPER, planner_seed=1)
-    np.testing.assert_array_equal(still.returns, reseeded.returns)  # the environment does not hear of the planner's seed
+    np.testing.assert_array_equal(still.returns, reseeded.returns)  # the environment does not depend on the planner's seed
     more = roll(Dice(GAINS), HOPPER, episodes=4)
     np.testing.assert_allclose(more.returns[:3], base.returns, rtol=1e-6)  # more episodes do not change the earlier ones
 
@@ -223,7 +223,7 @@ def test_a_policy_rolls_out(tiny_policy):
 
 
 def test_plan_every_executes_so_many_actions_of_each_plan():
-    """Plans count their steps, so the executed actions say which plan's and which step's they are."""
+    """Plans number their steps, so the executed actions identify plan and step."""
 
     class Counter:
         def __init__(self):
@@ -248,9 +248,9 @@ def test_plan_every_executes_so_many_actions_of_each_plan():
 
 
 def test_episode_generators_are_independent():
-    draws = {(s, e): torch.rand(8, generator=episode_generator(s, e)) for s in range(3) for e in range(3)}
-    assert len({tuple(draw.tolist()) for draw in draws.values()}) == 9
-    assert torch.equal(draws[1, 2], torch.rand(8, generator=episode_generator(1, 2)))
+    samples = {(s, e): torch.rand(8, generator=episode_generator(s, e)) for s in range(3) for e in range(3)}
+    assert len({tuple(sample.tolist()) for sample in samples.values()}) == 9
+    assert torch.equal(samples[1, 2], torch.rand(8, generator=episode_generator(1, 2)))
 
 
 def test_latency_is_of_one_state_at_a_time():
@@ -261,7 +261,7 @@ def test_latency_is_of_one_state_at_a_time():
     assert planner.batch_sizes[:before] == [1] * before and planner.batch_sizes[before] == 5
 
 
-def test_progress_shows_life_in_a_log(capfd):
+def test_a_log_shows_progress(capfd):
     rollout(Mover(0.5), partial(make_environment, LINE), episodes=2, environment_seed=0, planner_seed=0)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 5 and lines[0] == "rollout: step 1 of at most 5, 2 of 2 episodes running, mean return so far 0.8"
@@ -286,7 +286,7 @@ def test_summary():
     assert summary["return_mean"] == pytest.approx((1607.01 + 3234.3) / 2) and summary["terminated"] == [True, False]
     assert summary["latency_ms"] == pytest.approx({"median": 10.5, "p95": 19.05, "batch_median": 200.0})
     assert summary["protocol"] == "2 episodes, seeds 1000-1001, re-planned every step, last checkpoint"
-    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.values.mean()
+    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.predicted_returns.mean()
 
 
 def test_summary_without_reference_scores_or_spread():

@@ -16,7 +16,7 @@ from tap.settings import load_params
 BUNDLED = ROOT / "data/bundled/hopper-medium-replay.hdf5"
 
 
-def test_what_is_collected_loads_as_episodes_and_repeats_exactly(tmp_path: Path) -> None:
+def test_collected_data_loads_as_episodes_and_is_reproducible(tmp_path: Path) -> None:
     def collected(name: str) -> Path:
         path = tmp_path / f"{name}.hdf5"
         provenance = collect(path, environment="Hopper-v4", at_least=150, at_most=250, medium_return=1e9, seed=3)
@@ -40,7 +40,7 @@ def test_collection_stops_once_the_policy_is_medium(tmp_path: Path) -> None:
         assert (np.abs(file["observations"][:]).sum(axis=1) > 0).all()
 
 
-def test_the_bundled_dataset_is_what_its_provenance_says() -> None:
+def test_the_bundled_dataset_matches_its_provenance() -> None:
     provenance = json.loads(BUNDLED.with_suffix(".json").read_text())
     fetch = load_params(ROOT / "params.yaml", "hopper-medium-replay").fetch
     episodes, report = load_episodes(BUNDLED, lookup("hopper-medium-replay", fetch), fetch)

@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         return {key: file[key][:] for key in keys}
 
 
-def test_what_is_collected_loads_as_episodes_and_repeats_exactly(policy: Path, tmp_path: Path, params_yaml_with) -> None:
+def test_collected_data_loads_as_episodes_and_is_reproducible(policy: Path, tmp_path: Path, params_yaml_with) -> None:
     first, again, other = (tmp_path / f"{name}.hdf5" for name in ("first", "again", "other"))
     provenance = collect("umaze-diverse", first, policy=policy, transitions=702, seed=5)
     collect("umaze-diverse", again, policy=policy, transitions=702, seed=5)
@@ -64,20 +64,20 @@ def test_what_is_collected_loads_as_episodes_and_repeats_exactly(policy: Path, t
     check_environment(info, episodes)  # the environment has the data's dimensions
 
 
-def test_rewards_are_set_against_the_evaluations_goal(extra_data: Path, tmp_path: Path) -> None:
+def test_rewards_refer_to_the_goal_of_the_evaluation(extra_data: Path, tmp_path: Path) -> None:
     policy, out = extra_data / "policies/antmaze-goal-direction.npz", tmp_path / "umaze.hdf5"
     provenance = collect("umaze", out, policy=policy, transitions=701, seed=0)
     columns, target = read(out), np.array(provenance["evaluation_goal"])
     following = columns["observations"][1:, :2]
-    want = [np.hypot(*(place - target)) <= 0.5 for place in following]
-    np.testing.assert_array_equal(columns["rewards"][:-1], np.array(want, np.float32))
-    np.testing.assert_array_equal(columns["terminals"][:-1], want)
+    at_target = [np.hypot(*(position - target)) <= 0.5 for position in following]
+    np.testing.assert_array_equal(columns["rewards"][:-1], np.array(at_target, np.float32))
+    np.testing.assert_array_equal(columns["terminals"][:-1], at_target)
     assert 0 < columns["rewards"].sum() == provenance["return"]["mean"]
     assert np.abs(columns["observations"][0, :2]).max() <= 0.1  # umaze, not diverse: from the start to the goal's cell
     assert ((columns["infos/goal"][0] - [0, 8]) >= 0).all() and ((columns["infos/goal"][0] - [0, 8]) <= 1.5).all()
 
 
-def test_ultra_is_collected_from_its_authors_cells(policy: Path, tmp_path: Path) -> None:
+def test_ultra_uses_the_cells_of_its_authors(policy: Path, tmp_path: Path) -> None:
     provenance = collect("ultra-play", tmp_path / "ultra.hdf5", policy=policy, transitions=2002, seed=0)
     columns = read(tmp_path / "ultra.hdf5")
     assert np.flatnonzero(columns["timeouts"]).tolist() == [1000, 2001] and provenance["maze"] == "ultra"
@@ -91,13 +91,13 @@ def test_ultra_is_collected_from_its_authors_cells(policy: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", MAZES)
-def test_ways_are_the_shortest(name: str) -> None:
+def test_paths_are_the_shortest(name: str) -> None:
     maze = MAZES[name]
     guide = Guide(maze, maze.centre(maze.goal))
     assert set(guide.steps) == set(maze.free)
     lengths = np.full((len(maze.rows), len(maze.rows[0])), np.inf)
     lengths[maze.goal] = 0
-    for _ in maze.free:  # relaxation until nothing can change any more
+    for _ in maze.free:  # relaxation until nothing changes
         for i, j in maze.free:
             lengths[i, j] = min(
                 lengths[i, j], 1 + min(lengths[i, j - 1], lengths[i, j + 1], lengths[i - 1, j], lengths[i + 1, j])
@@ -109,19 +109,19 @@ def test_ways_are_the_shortest(name: str) -> None:
         assert abs(following[0] - cell[0]) + abs(following[1] - cell[1]) <= 1
 
 
-def test_mistakes_end_with_one_message_and_pictures_are_drawn(policy: Path, tmp_path: Path) -> None:
+def test_mistakes_end_with_one_message_and_mazes_are_plotted(policy: Path, tmp_path: Path) -> None:
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
 
     np.savez(tmp_path / "other.npz", weight_0=np.zeros((8, 29)))
     out = str(tmp_path / "umaze.hdf5")
     wrong = run("scripts.collect_antmaze", "umaze", out, "--policy", str(tmp_path / "other.npz"))
-    assert wrong.returncode == 1 and "other.npz does not hold a policy's weights" in wrong.stderr
+    assert wrong.returncode == 1 and "other.npz does not contain a policy's weights" in wrong.stderr
     assert "Traceback" not in wrong.stderr and not Path(out).exists()
     collect("umaze", Path(out), policy=policy, transitions=1, seed=0)
-    drawn = run("scripts.draw_mazes", str(tmp_path / "maze.png"), out)
-    assert drawn.returncode == 0 and (tmp_path / "maze.png").read_bytes().startswith(b"\x89PNG")
+    plotted = run("scripts.plot_mazes", str(tmp_path / "maze.png"), out)
+    assert plotted.returncode == 0 and (tmp_path / "maze.png").read_bytes().startswith(b"\x89PNG")
     with h5py.File(tmp_path / "plain.hdf5", "w"):
         pass
-    wrong = run("scripts.draw_mazes", str(tmp_path / "maze.png"), str(tmp_path / "plain.hdf5"))
-    assert wrong.returncode == 1 and "does not say which maze" in wrong.stderr
+    wrong = run("scripts.plot_mazes", str(tmp_path / "maze.png"), str(tmp_path / "plain.hdf5"))
+    assert wrong.returncode == 1 and "has no attribute `maze`" in wrong.stderr

@@ -7,7 +7,7 @@ import pytest
 from scripts import plots_template
 
 
-def test_plain_dvc_plots_show_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_plots_show_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".dvc").mkdir()
     Path(".dvc/config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
@@ -20,7 +20,7 @@ def test_plain_dvc_plots_show_needs_no_network(tmp_path: Path, monkeypatch: pyte
     assert "<script src" not in page
 
 
-def test_outside_a_project_it_says_where_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_project_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="root folder"):
         plots_template.run()

@@ -1,9 +1,8 @@
-"""Draw AntMaze's mazes, as in the paper's figure, with trajectories of collected data.
+"""Plot the AntMaze mazes, as in the paper's figure, with trajectories of collected data.
 
-    python -m scripts.draw_mazes docs/mazes.png antmaze-umaze-diverse.hdf5 antmaze-medium-play.hdf5 ...
+    python -m scripts.plot_mazes docs/mazes.png antmaze-umaze-diverse.hdf5 antmaze-medium-play.hdf5 ...
 
-Draws the maze that each file was collected in, which scripts.collect_antmaze has written into it, and the way of the ant in
-its first episodes.
+For each file, plots the maze that scripts.collect_antmaze recorded in it, and the ant's paths in its first episodes.
 """
 
 import argparse
@@ -21,11 +20,11 @@ TRAJECTORIES = 6
 def read_paths(file: Path) -> tuple[str, list[np.ndarray]]:
     """The maze of a collected file, and the positions (T, 2) of each of its first episodes.
 
-    Raises ValueError where scripts.collect_antmaze did not write the file.
+    Raises ValueError where the file was not written by scripts.collect_antmaze.
     """
     with h5py.File(file) as data:
         if "maze" not in data.attrs:
-            raise ValueError(f"{file} does not say which maze it is of: collect it with scripts.collect_antmaze")
+            raise ValueError(f"{file} has no attribute `maze`: collect it with scripts.collect_antmaze")
         ends = np.flatnonzero(data["timeouts"][:])[:TRAJECTORIES] + 1
         return str(data.attrs["maze"]), np.split(data["observations"][: ends[-1], :2], ends[:-1])
 

@@ -4,7 +4,6 @@ import fcntl
 import http.client
 import os
 import re
-import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -52,11 +51,11 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
 
 
 def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
-    """Raise ValueError where the file is no whole HDF5 file or not the one in `lock`; record its digest where there is none."""
+    """Raise ValueError where the file is not a complete HDF5 file or not the one in `lock`; record its digest where there is none."""
     try:
         h5py.File(file).close()  # finds a web page, or what another program's broken download left
     except OSError as error:
-        raise ValueError(f"{info.id}: the file from {info.url} is no whole HDF5 file ({error}): {remedy}") from error
+        raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
     locked = read_json(lock) if lock.exists() else {}
     if info.id not in locked:
@@ -123,17 +122,3 @@ def _receive(url: str, part: Path) -> int | None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def copy_atomically(source: Path, target: Path) -> None:
-    """Copy a file so that it appears whole under its new name or not at all; missing folders are made."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with source.open("rb") as old, temporary.open("wb") as new:
-            shutil.copyfileobj(old, new, CHUNK)
-            new.flush()
-            os.fsync(new.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -91,8 +91,8 @@ def visualise(
     for search, changes in searches.items():
         plan = candidates(with_planner(policy, search=search, **changes), env, state, planner_seed, 0)
         if dimensions is None:
-            deviation_O = policy.normalizer.deviation[policy.vqvae.layout.observation]
-            spread_O = (plan.observations.std(axis=0) / deviation_O).mean(axis=0)
+            std_O = policy.normalizer.std[policy.vqvae.layout.observation]
+            spread_O = (plan.observations.std(axis=0) / std_O).mean(axis=0)
             dimensions = sorted(np.resize(np.argsort(-spread_O, kind="stable"), 2).tolist())  # the only one twice
         best = int(plan.score.argmax())
         simulated_nO, _ = follow(env, state, plan.actions[best])

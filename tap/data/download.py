@@ -22,7 +22,7 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
     """The dataset's file on this machine, downloaded into the folder `shared` where that is its source and it is not there yet.
 
     The digest of a downloaded file is recorded in `lock` when first seen, and must be the same ever after.
-    Raises ValueError where the file is missing, cannot be downloaded, or is another than the recorded one.
+    Raises ValueError where the file is missing, cannot be downloaded, or its digest is not the recorded one.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
@@ -51,7 +51,7 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
 
 
 def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
-    """Raise ValueError where the file is not a complete HDF5 file or not the one in `lock`; record its digest where there is none."""
+    """Record the file's digest in `lock` where it has none; raise ValueError where it is incomplete or has another digest."""
     try:
         h5py.File(file).close()  # finds a web page, or what another program's broken download left
     except OSError as error:
@@ -91,7 +91,7 @@ def download(url: str, target: Path) -> Path:
 
 
 def _receive(url: str, part: Path) -> int | None:
-    """Append to `part` what the server sends until it stops; returns the whole file's size where the server tells it."""
+    """Append to `part` what the server sends until it stops; returns the whole file's size where the server sends it."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:

@@ -25,12 +25,14 @@ class Recording:
     fetch: FetchParams
 
     def chunks(self) -> Iterator[Episodes]:
-        """The episodes in the file's order as they were recorded, whole ones in each chunk. Raises ValueError as `Table.read`."""
+        """The episodes as recorded, in the file's order, whole ones in each chunk. Raises ValueError as `Table.read`."""
         cut = self.boundaries
         for part in episode_chunks(cut.lengths):
             rows = slice(cut.starts[part.start], cut.ends[part.stop - 1])
             kept, offsets = cut.kept[rows], np.concatenate([[0], np.cumsum(cut.lengths[part])])
-            observations, actions, rewards = (self.table.read(key, rows)[kept] for key in ("observations", "actions", "rewards"))
+            observations, actions, rewards = (
+                self.table.read(key, rows)[kept] for key in ("observations", "actions", "rewards")
+            )
             terminals, last = np.zeros(len(rewards), bool), offsets[1:] - 1
             at_goal = rewards[last] > 0 if self.info.suite == "antmaze" else False
             before_limit = cut.lengths[part] < self.info.max_episode_steps

@@ -107,6 +107,24 @@ def returns_to_go(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> 
     return total
 
 
+def moments(chunks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and std (X,) float64, min and max (X,) of all rows of `chunks`, each (N, X); at least one row.
+
+    Chunks are combined by the formula of Chan, Golub and LeVeque (1983). Of a single chunk these are numpy's mean and std.
+    """
+    count, mean, squares = 0, np.zeros(()), np.zeros(())  # of the rows so far; squares: summed, of distances from the mean
+    low, high = np.array(np.inf, np.float32), np.array(-np.inf, np.float32)
+    for chunk in chunks:
+        total, chunk_mean = count + len(chunk), chunk.mean(axis=0, dtype=np.float64)
+        distances, shift = chunk - chunk_mean, chunk_mean - mean
+        squares = squares + np.square(distances, out=distances).sum(axis=0) + shift**2 * (count * len(chunk) / total)
+        mean = mean + shift * (len(chunk) / total)
+        low, high = np.minimum(low, chunk.min(axis=0)), np.maximum(high, chunk.max(axis=0))
+        count = total
+    assert count > 0, "no rows"
+    return mean, np.sqrt(squares / count), low, high
+
+
 @dataclass(frozen=True)
 class Normalizer:
     """Per-dimension shift and scale of transitions, each (X,) float32: normalised = (raw - mean) / std.
@@ -122,22 +140,8 @@ class Normalizer:
 
     @classmethod
     def fit(cls, chunks: Iterable[np.ndarray]) -> Self:
-        """Statistics in float64 of transitions that come in `chunks`, each (N, X); at least one row.
-
-        The std of a constant dimension is 1, so that it keeps its unit. Moments of chunks are combined by the formula of Chan,
-        Golub and LeVeque (1983).
-        """
-        count, mean, squares = 0, np.zeros(()), np.zeros(())  # of rows so far; squares: sum of squared distances from the mean
-        low, high = np.array(np.inf, np.float32), np.array(-np.inf, np.float32)
-        for chunk in chunks:
-            total, chunk_mean = count + len(chunk), chunk.mean(axis=0, dtype=np.float64)
-            distances = chunk - chunk_mean
-            shift = chunk_mean - mean
-            squares = squares + np.square(distances, out=distances).sum(axis=0) + shift**2 * (count * len(chunk) / total)
-            mean = mean + shift * (len(chunk) / total)
-            low, high = np.minimum(low, chunk.min(axis=0)), np.maximum(high, chunk.max(axis=0))
-            count = total
-        std = np.sqrt(squares / count)
+        """Statistics of transitions that come in `chunks`, each (N, X). The std of a constant dimension is 1: its raw unit."""
+        mean, std, low, high = moments(chunks)
         constant = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
         return cls(mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32), low, high)
 
@@ -183,10 +187,10 @@ class Normalizer:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """The inverse of `to_json`. Raises ValueError for what an earlier version wrote, under other keys."""
-        names = ("mean", "std", "min", "max")
-        if missing := set(names) - value.keys():
+        if missing := {"mean", "std", "min", "max"} - value.keys():
             raise ValueError(f"the normalizer lacks {', '.join(sorted(missing))}")
-        return cls(*(None if value[name] is None else np.array(value[name], np.float32) for name in names))
+        low, high = (None if value[key] is None else np.array(value[key], np.float32) for key in ("min", "max"))
+        return cls(np.array(value["mean"], np.float32), np.array(value["std"], np.float32), low, high)
 
 
 def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:

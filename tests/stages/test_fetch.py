@@ -18,7 +18,8 @@ from conftest import ROOT
 from pipelines.stages import command_line as stage
 from pipelines.stages import fetch
 from tap.data.catalog import DatasetInfo, known_datasets
-from tap.data.download import copy_atomically, obtain
+from tap.data.download import obtain
+from tap.data.episodes import ARRAYS, Episodes
 from tap.files import read_json, sha256
 
 
@@ -163,14 +164,14 @@ def test_a_shared_file_with_another_digest_is_refused_but_kept(server: Server, p
 
 def test_what_another_program_left_of_a_download_is_refused_and_not_locked(server: Server, place: Place) -> None:
     write_dataset(place.shared / "hopper.hdf5").write_bytes(server.content[:-1000])
-    with pytest.raises(ValueError, match=r"is no whole HDF5 file .*: delete .*hopper\.hdf5 to download it again"):
+    with pytest.raises(ValueError, match=r"is not a complete HDF5 file .*: delete .*hopper\.hdf5 to download it again"):
         place.obtain()
     assert not place.lock.exists()
 
 
 def test_a_web_page_in_place_of_the_file_is_refused(server: Server, place: Place) -> None:
     server.content = b"<html>Please log in</html>"
-    with pytest.raises(ValueError, match="is no whole HDF5 file"):
+    with pytest.raises(ValueError, match="is not a complete HDF5 file"):
         place.obtain()
     assert place.files == set() and not place.lock.exists()
 
@@ -212,17 +213,6 @@ def test_a_file_is_looked_for_where_downloads_go_but_not_locked(server: Server, 
     assert not place.lock.exists() and not server.asked
 
 
-def test_copies_replace_whole_files(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "new" / "target"
-    for content in (b"first", b"second"):
-        source.write_bytes(content)
-        copy_atomically(source, target)
-        assert target.read_bytes() == content
-    with pytest.raises(FileNotFoundError):
-        copy_atomically(tmp_path / "absent", target)
-    assert [path.name for path in target.parent.iterdir()] == ["target"]
-
-
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project folder, the current one, whose params.yaml lists a few datasets; its downloads go to `cache`."""
@@ -246,8 +236,12 @@ def test_fetch_of_the_bundled_dataset(project: Path, capsys: pytest.CaptureFixtu
     source = write_dataset(project / "data/bundled/hopper-medium-replay.hdf5")
     stage.main(fetch.run, "hopper-medium-replay")
     folder = project / "data/raw/hopper-medium-replay"
-    assert {path.name for path in folder.iterdir()} == {"dataset.hdf5", "validation.json"}
-    assert (folder / "dataset.hdf5").read_bytes() == source.read_bytes()
+    assert {path.name for path in folder.iterdir()} == {"validation.json", *(f"{name}.npy" for name in ARRAYS)}
+    episodes = Episodes.load(folder)
+    with h5py.File(source) as file:
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_array_equal(getattr(episodes, name), file[name][:])
+    assert episodes.offsets.tolist() == list(range(0, 2001, 100)) and not episodes.terminals.any()
     validation = read_json(folder / "validation.json")
     assert validation["digest"] == sha256(source)
     assert (validation["origin"], validation["source"]) == ("data/bundled/hopper-medium-replay.hdf5", "bundled")

@@ -57,7 +57,7 @@ def saved(folder: Path) -> Path:
 
 
 def test_what_is_saved_is_loaded_again_and_cannot_be_changed(tmp_path: Path) -> None:
-    episodes = Episodes.load(saved(tmp_path / "hopper"))
+    episodes = Episodes.load(saved(tmp_path / "hopper/episodes"))
     first, second = random_episodes([3], 2, 1), random_episodes([4], 2, 1, seed=1)
     for name, (dtype, ndim) in ARRAYS.items():
         array = getattr(episodes, name)
@@ -67,12 +67,12 @@ def test_what_is_saved_is_loaded_again_and_cannot_be_changed(tmp_path: Path) -> 
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
     assert episodes.offsets.tolist() == [0, 3, 7]
-    assert {path.name for path in (tmp_path / "hopper").iterdir()} == {f"{name}.npy" for name in ARRAYS}
+    assert {path.name for path in (tmp_path / "hopper/episodes").iterdir()} == {f"{name}.npy" for name in ARRAYS}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_missing_or_damaged_array_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / "hopper") / f"{name}.npy"
+    path = saved(tmp_path / "hopper/episodes") / f"{name}.npy"
     whole, remedy = path.read_bytes(), "get the dataset again with `dvc repro --force fetch@hopper`"
     for content in (b"", b"no array", whole[:-1]):
         path.write_bytes(content)
@@ -95,14 +95,14 @@ def test_a_missing_or_damaged_array_is_named_with_the_remedy(tmp_path: Path, nam
     ],
 )
 def test_arrays_that_do_not_fit_together_are_named(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
-    path = saved(tmp_path / "hopper") / f"{name}.npy"
+    path = saved(tmp_path / "hopper/episodes") / f"{name}.npy"
     np.save(path, array)
     with pytest.raises(ValueError, match=rf"{name}\.npy {message}|{name}\.npy .*{message}"):
         Episodes.load(path.parent)
 
 
 def test_a_part_that_fails_leaves_the_old_arrays(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "hopper")
+    folder = saved(tmp_path / "hopper/episodes")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def parts() -> Iterator[Episodes]:

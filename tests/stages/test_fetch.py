@@ -318,9 +318,7 @@ def test_the_command_line_follows_the_stages_parameters(
     assert "Stage fetch" in capsys.readouterr().out
 
 
-def test_a_fetch_that_fails_leaves_no_report_beside_arrays_of_another_file(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_that_fails_leaves_no_report_of_another_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(project / "own.hdf5", observation_dim=5, action_dim=1)
     fetch.run("mine")
     folder = project / "data/raw/mine"

@@ -4,7 +4,7 @@
 updates, whose cost does not depend on the rows. Each has its wall time, and the processor time, which other work on the machine
 does not change. "peak_anonymous_bytes" is the most memory that the process held beyond mapped files. "per_row_to_first" is the
 time for each row until the first batch, relative to that with the first number of rows. The data are random; their files, in a
-temporary folder of the current one, take 200 bytes a row.
+temporary folder below .checkpoints, take 200 bytes a row.
 """
 
 import argparse
@@ -42,8 +42,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000])
     options = parser.parse_args()
     device, result = choose_device("auto"), machine()
+    (scratch := Path(".checkpoints")).mkdir(exist_ok=True)
     for rows in options.rows:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
             result[str(rows)] = measure(rows, device, Path(folder))
     for clock in ("wall_seconds", "processor_seconds"):
         per_row = [sum(result[str(rows)][step][clock] for step in ("fetch", "prepare")) / rows for rows in options.rows]

@@ -52,7 +52,7 @@ def antmaze(lengths: list[int], timeout: list[bool], apart: float = 20.0) -> dic
     step = np.full(rows, 0.3)
     step[np.cumsum(lengths)[:-1]] = apart
     columns["observations"][:, 0], columns["observations"][:, 1] = np.cumsum(step), 0.0
-    columns["observations"][:, 15:] = rng.normal(scale=10, size=(rows, 14))  # velocities jump as they like
+    columns["observations"][:, 15:] = rng.normal(scale=10, size=(rows, 14))  # velocities jump too
     columns["infos/goal"] = np.repeat(rng.uniform(0, 0.3, (len(lengths), 2)), lengths, axis=0).astype(np.float32)
     columns["rewards"] = np.zeros(rows, np.float32)
     return columns

@@ -1,6 +1,6 @@
-"""Chunks that fit in memory of data that may not: ranges of rows, and ranges of whole episodes.
+"""Data that may be larger than memory is worked through in chunks: ranges of rows, or of whole episodes.
 
-Data of at most `ROWS` rows is one chunk.
+Data of at most `ROWS` rows is one chunk. Sums of floats over several chunks are rounded in another order than those over one.
 """
 
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ def test_the_committed_table_says_what_the_d4rl_package_says(monkeypatch: pytest
     assert all(info.reference_max_score == maxima[info.id] for info in d4rl)
 
 
-def test_the_registry_knows_the_papers_datasets_and_their_limits() -> None:
+def test_the_catalog_has_the_papers_datasets_and_their_limits() -> None:
     known = known_datasets()
     assert len(known) == 20 + 24 + 14 + 1
     assert (known["ant-random-v2"].environment, known["ant-random-v2"].max_episode_steps) == ("Ant-v4", 1000)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,31 @@ def test_the_bundled_file_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(in_chunks.std, normalizer.std, rtol=1e-6)
     with h5py.File(path) as file:
         np.testing.assert_array_equal(parts.observations, file["observations"][:])
+
+
+def peak_of_preparation(folder: Path, num_episodes: int) -> int:
+    """The most bytes that numpy and Python hold on the way from a file with episodes of 100 steps to windows."""
+    path = folder / f"{num_episodes}.hdf5"
+    rng, ends = np.random.default_rng(0), np.arange(1, 100 * num_episodes + 1) % 100 == 0
+    observations = rng.normal(size=(len(ends), 20)).astype(np.float32)
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = observations, rng.uniform(-1, 1, (len(ends), 5)).astype(np.float32)
+        file["next_observations"] = np.concatenate([observations[1:], observations[:1]])
+        file["rewards"], file["terminals"], file["timeouts"] = np.ones(len(ends), np.float32), np.zeros(len(ends), bool), ends
+    del observations
+    params = fetch(path=path, max_episode_steps=100)
+    tracemalloc.start()
+    episodes, _ = load_recording(path, lookup("mine", params), params, folder / str(num_episodes))
+    training, _ = episodes.split(0.1, np.random.default_rng(0))
+    windows = Windows(training, PARAMS, fit_normalizer(training, PARAMS), torch.device("cpu"), folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(windows) == 90 * num_episodes
+    return peak
+
+
+def test_memory_grows_by_flags_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of this file has 196 bytes, one of the windows 108."""
+    monkeypatch.setattr(chunks, "ROWS", 2000)
+    few, many = (peak_of_preparation(tmp_path, num_episodes) for num_episodes in (500, 2500))
+    assert (many - few) / 200_000 < 12

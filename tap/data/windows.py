@@ -1,4 +1,4 @@
-"""Episodes to training windows: returns-to-go, normalisation, padding (paper, section 3.1).
+"""Episodes to training windows: returns-to-go, normalisation, padding (paper, sections 3.1 and 3.2).
 
 Shapes: N rows of all episodes, B batch, T window steps, O observation, A action, X transition, F token.
 

@@ -41,7 +41,7 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
     vqvae = VQVAE(params.train_vqvae, layout)
     vqvae.codebook.vectors_KD.normal_()
     prior = Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
-    normalizer = Normalizer.fit(np.random.default_rng(0).normal(size=(1000, layout.transition_dim)).astype(np.float32))
+    normalizer = Normalizer.fit([np.random.default_rng(0).normal(size=(1000, layout.transition_dim)).astype(np.float32)])
     return Policy(vqvae.to(device).eval(), normalizer, prior.to(device).eval(), params.evaluate.planner, device)
 
 

@@ -93,12 +93,12 @@ def validate(dataset: Dataset) -> None:
 
     Example: `tap validate hopper-medium-replay`
     """
-    from pipelines.stages.fetch import validate as validate_dataset
+    from pipelines.stages.fetch import describe
     from tap.data.catalog import lookup
     from tap.settings import load_params
 
     fetch = load_params(PARAMS, dataset).fetch
-    _, report = validate_dataset(lookup(dataset, fetch), fetch)
+    report = describe(lookup(dataset, fetch), fetch)
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]

@@ -3,22 +3,34 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write `data` under a temporary name, flush it to disk, rename it to `path`; missing folders are made."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write under a temporary name, then flushed to disk and renamed to `path`; missing folders are made.
+
+    Where the context ends with an exception, `path` stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write `data` to an `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -27,11 +39,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError that names the file where it is no JSON."""
+    """Read a JSON file. Raises ValueError, with the file's name, where it is not JSON."""
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no valid JSON ({error}): delete it and run its stage again") from None
+        raise ValueError(f"{path} is not valid JSON ({error}): delete it and run its stage again") from None
 
 
 def sha256(path: Path) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from recordings import Data
 
 from tap.data.catalog import DatasetInfo
 from tap.data.episodes import Episodes
@@ -38,6 +39,11 @@ def extra_data() -> Path:
     if not (folder / "door-human-v0.hdf5").exists():
         pytest.skip("TAP_EXTRA_DATA names no folder with door-human-v0.hdf5")
     return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    return Data(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
         if not ablation:
             examples = [example.as_json() for example in result.examples]
             write_json(DATA / f"plots/evaluate/{name}.json", {"examples": examples})
-            register(tracked, policy, episodes.observations[:2], evaluation, validation, params.latency_budget_ms)
+            register(tracked, policy, np.array(episodes.observations[:2]), evaluation, validation, params.latency_budget_ms)
         evaluation.write(metrics_path(DATA, stage, name))
 
 

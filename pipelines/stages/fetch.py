@@ -1,8 +1,10 @@
-"""Stage fetch: a dataset's file, from wherever it is -> data/raw/DATASET, validated.
+"""Stage fetch: a dataset's file, from wherever it is -> data/raw/DATASET: its episodes as arrays, and a validation report.
 
 Example: python -m pipelines.stages.fetch hopper-medium-replay
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,20 @@ from pipelines.command_line import Dataset, main
 from pipelines.stages.params import FetchStage
 from tap.data.catalog import DatasetInfo
 from tap.data.download import obtain
-from tap.data.episodes import Episodes
-from tap.data.hdf5 import load_episodes
+from tap.data.recording import Recording, open_recording
+from tap.data.validation import validate
 from tap.envs.make import make_environment
 from tap.files import write_json
 from tap.settings import FetchParams, Runtime
 
 
 def run(dataset: Dataset) -> None:
-    stage = FetchStage.read(dataset)
-    episodes, validation = validate(stage.info, stage.params)
-    folder = Path("data/raw") / dataset
-    episodes.save(folder / "episodes")
+    stage, folder = FetchStage.read(dataset), Path("data/raw") / dataset
+    with recording_of(stage.info, stage.params) as recording:
+        validation = validate(recording)
+        # Written last, so that the arrays beside a report are always those that it describes.
+        (folder / "validation.json").unlink(missing_ok=True)
+        recording.save(folder / "episodes")
     write_json(folder / "validation.json", validation)
     length, mean = validation["length"], validation["return"]["mean"]
     print(
@@ -32,15 +36,22 @@ def run(dataset: Dataset) -> None:
         print(f"{dataset}: note: {warning}")
 
 
-def validate(info: DatasetInfo, fetch: FetchParams) -> tuple[Episodes, dict[str, Any]]:
-    """Get a dataset's file and cut it into episodes, which are checked: these, and the validation report. Raises ValueError."""
+def describe(info: DatasetInfo, fetch: FetchParams) -> dict[str, Any]:
+    """A dataset's validation report; its file is downloaded where it is not here yet. Raises ValueError."""
+    with recording_of(info, fetch) as recording:
+        return validate(recording)
+
+
+@contextmanager
+def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
+    """A dataset's file, opened and checked against its environment. Raises ValueError."""
     source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
-    episodes, validation = load_episodes(source, info, fetch)
-    check_environment(info, episodes)
-    return episodes, validation
+    with open_recording(source, info, fetch) as recording:
+        check_environment(info, recording.table.observation_dim, recording.table.action_dim)
+        yield recording
 
 
-def check_environment(info: DatasetInfo, episodes: Episodes) -> None:
+def check_environment(info: DatasetInfo, observation_dim: int, action_dim: int) -> None:
     """Raise ValueError where the environment to evaluate in has other dimensions than the data, or cannot be made.
 
     A dataset without environment passes.
@@ -50,8 +61,8 @@ def check_environment(info: DatasetInfo, episodes: Episodes) -> None:
     environment = make_environment(info)
     try:
         for name, space, dim in (
-            ("observations", environment.observation_space, episodes.observation_dim),
-            ("actions", environment.action_space, episodes.action_dim),
+            ("observations", environment.observation_space, observation_dim),
+            ("actions", environment.action_space, action_dim),
         ):
             if space.shape != (dim,):
                 raise ValueError(

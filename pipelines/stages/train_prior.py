@@ -25,8 +25,8 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
     of_vqvae = {"description": read_description(folder, "vqvae"), "weights": sha256(folder / "vqvae.safetensors")}
     with training_job(stage, dataset, seed, ablation, {"vqvae": of_vqvae}) as job:
         vqvae, normalizer = load_vqvae(folder, job.device)
-        training = Windows(job.training, vqvae.params.windows, normalizer, job.device)
-        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device)
+        training = Windows(job.training, vqvae.params.windows, normalizer, job.device, job.checkpoint.parent)
+        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device, job.checkpoint.parent)
         params = stage.params
         torch.manual_seed(seed)
         prior = Prior(params, vqvae.params, vqvae.layout.observation_dim).to(job.device)

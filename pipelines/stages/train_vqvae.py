@@ -18,8 +18,8 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
     with training_job(stage, dataset, seed, ablation, {}) as job:
         params = stage.params
         normalizer = fit_normalizer(job.training, params.windows)
-        training = Windows(job.training, params.windows, normalizer, job.device)
-        held_out = Windows(job.held_out, params.windows, normalizer, job.device)
+        training = Windows(job.training, params.windows, normalizer, job.device, job.checkpoint.parent)
+        held_out = Windows(job.held_out, params.windows, normalizer, job.device, job.checkpoint.parent)
         torch.manual_seed(seed)
         vqvae = VQVAE(params, Layout(job.training.observation_dim, job.training.action_dim)).to(job.device)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from pipelines.command_line import main
 from pipelines.stages.params import TrainPriorStage, TrainVqvaeStage
-from tap.data.episodes import Episodes
+from tap.data.episodes import Episodes, Selection
 from tap.device import choose_device
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
@@ -32,6 +32,7 @@ SPEED = "updates_per_second"  # of this machine, so no part of the results
 DECISIVE_CODE = (
     "pipelines.stages.train",
     "tap.cuda_graph",
+    "tap.data.chunks",
     "tap.data.episodes",
     "tap.data.windows",
     "tap.device",
@@ -49,8 +50,8 @@ class Job:
     key: str
     seed: int
     params: FitParams
-    training: Episodes
-    held_out: Episodes
+    training: Selection
+    held_out: Selection
     device: torch.device
     run: tracking.Run | None  # in the first process, which tracks for all
     checkpoint: Path

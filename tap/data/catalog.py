@@ -1,4 +1,4 @@
-"""The catalog: what is known about each dataset, by id. D4RL's facts, overruled by what params.yaml says."""
+"""The catalog: facts about each dataset, by id. They are D4RL's, unless params.yaml overrides them."""
 
 import csv
 import difflib
@@ -16,7 +16,7 @@ ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all z
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about one dataset."""
+    """Facts about one dataset."""
 
     id: str
     suite: Suite
@@ -83,7 +83,7 @@ def d4rl_file(name: str) -> Path | None:
 
 
 def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
-    """Facts about `dataset`: the registry's, overruled by what `fetch` sets.
+    """Facts about `dataset`: the catalog's, overridden by what `fetch` sets.
 
     Raises ValueError where the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.
     """

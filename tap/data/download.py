@@ -4,7 +4,6 @@ import fcntl
 import http.client
 import os
 import re
-import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -23,7 +22,7 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
     """The dataset's file on this machine, downloaded into the folder `shared` where that is its source and it is not there yet.
 
     The digest of a downloaded file is recorded in `lock` when first seen, and must be the same ever after.
-    Raises ValueError where the file is missing, cannot be downloaded, or is another than the recorded one.
+    Raises ValueError where the file is missing, cannot be downloaded, or its digest is not the recorded one.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
@@ -52,11 +51,11 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
 
 
 def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
-    """Raise ValueError where the file is no whole HDF5 file or not the one in `lock`; record its digest where there is none."""
+    """Record the file's digest in `lock` where it has none; raise ValueError where it is incomplete or has another digest."""
     try:
         h5py.File(file).close()  # finds a web page, or what another program's broken download left
     except OSError as error:
-        raise ValueError(f"{info.id}: the file from {info.url} is no whole HDF5 file ({error}): {remedy}") from error
+        raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
     locked = read_json(lock) if lock.exists() else {}
     if info.id not in locked:
@@ -92,7 +91,7 @@ def download(url: str, target: Path) -> Path:
 
 
 def _receive(url: str, part: Path) -> int | None:
-    """Append to `part` what the server sends until it stops; returns the whole file's size where the server tells it."""
+    """Append to `part` what the server sends until it stops; returns the whole file's size where the server sends it."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -123,17 +122,3 @@ def _receive(url: str, part: Path) -> int | None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def copy_atomically(source: Path, target: Path) -> None:
-    """Copy a file so that it appears whole under its new name or not at all; missing folders are made."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with source.open("rb") as old, temporary.open("wb") as new:
-            shutil.copyfileobj(old, new, CHUNK)
-            new.flush()
-            os.fsync(new.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

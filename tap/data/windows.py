@@ -1,4 +1,4 @@
-"""Episodes to training windows: returns-to-go, normalisation, padding (method: Data).
+"""Episodes to training windows: returns-to-go, normalisation, padding (paper, sections 3.1 and 3.2).
 
 Shapes: N rows of all episodes, B batch, T window steps, O observation, A action, X transition, F token.
 
@@ -10,18 +10,22 @@ Shapes: N rows of all episodes, B batch, T window steps, O observation, A action
     valid                yes yes       yes    no    no
 """
 
+import os
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tap.data.episodes import Episodes
+from tap.data.episodes import Episodes, Selection
 from tap.settings import WindowParams
 
-# How far beyond the training data's range, in its width, a value is still familiar. Of held-out episodes of Hopper and pen
-# 0.01 to 0.3 % of rows lie beyond the range itself, and 0.01 % or less beyond this.
+# How far the support of the training data reaches beyond its range, as a share of the range's width. Of held-out episodes of
+# Hopper and pen 0.01 to 0.3 % of rows lie beyond the range itself, and 0.01 % or less beyond this.
 MARGIN = 0.1
 
 
@@ -103,51 +107,68 @@ def returns_to_go(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> 
     return total
 
 
+def moments(chunks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and std (X,) float64, min and max (X,) of all rows of `chunks`, each (N, X); at least one row.
+
+    Chunks are combined by the formula of Chan, Golub and LeVeque (1983). Of a single chunk these are numpy's mean and std.
+    """
+    count, mean, squares = 0, np.zeros(()), np.zeros(())  # of the rows so far; squares: summed, of distances from the mean
+    low, high = np.array(np.inf, np.float32), np.array(-np.inf, np.float32)
+    for chunk in chunks:
+        total, chunk_mean = count + len(chunk), chunk.mean(axis=0, dtype=np.float64)
+        distances, shift = chunk - chunk_mean, chunk_mean - mean
+        squares = squares + np.square(distances, out=distances).sum(axis=0) + shift**2 * (count * len(chunk) / total)
+        mean = mean + shift * (len(chunk) / total)
+        low, high = np.minimum(low, chunk.min(axis=0)), np.maximum(high, chunk.max(axis=0))
+        count = total
+    assert count > 0, "no rows"
+    return mean, np.sqrt(squares / count), low, high
+
+
 @dataclass(frozen=True)
 class Normalizer:
-    """Per-dimension shift and scale of transitions, each (X,) float32: normalised = (raw - mean) / deviation.
+    """Per-dimension shift and scale of transitions, each (X,) float32: normalised = (raw - mean) / std.
 
-    Also the least and largest values that it was fitted to; one that was not fitted has none.
+    Also the min and max of the values that it was fitted to; None for one that was not fitted.
     """
 
     mean: np.ndarray
-    deviation: np.ndarray
-    lowest: np.ndarray | None = None
-    highest: np.ndarray | None = None
+    std: np.ndarray
+    min: np.ndarray | None = None
+    max: np.ndarray | None = None
     _tensors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def fit(cls, transitions: np.ndarray) -> Self:
-        """Statistics of `transitions` (N, X) in float64. A constant dimension keeps its unit, that is, deviation 1."""
-        mean = transitions.mean(axis=0, dtype=np.float64)
-        deviation = transitions.std(axis=0, dtype=np.float64)
-        constant = deviation <= 1e-6 * np.maximum(1.0, np.abs(mean))
-        deviation = np.where(constant, 1.0, deviation)
-        return cls(mean.astype(np.float32), deviation.astype(np.float32), transitions.min(axis=0), transitions.max(axis=0))
+    def fit(cls, chunks: Iterable[np.ndarray]) -> Self:
+        """Statistics of transitions that come in `chunks`, each (N, X). The std of a constant dimension is 1: its raw unit."""
+        mean, std, low, high = moments(chunks)
+        constant = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
+        return cls(mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32), low, high)
 
     @classmethod
     def identity(cls, dim: int) -> Self:
+        """One that changes nothing, of X = `dim`."""
         return cls(np.zeros(dim, np.float32), np.ones(dim, np.float32))
 
     def normalize(self, raw: Tensor, columns: slice = slice(None)) -> Tensor:
-        """`raw` (..., len(columns)) as multiples of the deviation from the mean."""
-        mean, deviation = (tensor[columns] for tensor in self._on(raw.device))
-        return (raw - mean).div_(deviation)
+        """`raw` (..., len(columns)) as multiples of the std from the mean."""
+        mean, std = (tensor[columns] for tensor in self._on(raw.device))
+        return (raw - mean).div_(std)
 
     def denormalize(self, normal: Tensor, columns: slice = slice(None)) -> Tensor:
         """The inverse of `normalize`."""
-        mean, deviation = (tensor[columns] for tensor in self._on(normal.device))
-        return normal * deviation + mean
+        mean, std = (tensor[columns] for tensor in self._on(normal.device))
+        return normal * std + mean
 
-    def familiar(self, columns: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    def support_bounds(self, columns: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """The bounds beyond which a raw value is far outside the data: its range, widened by `MARGIN` on each side.
 
-        Each (len(columns),) float64, and infinite where the Normalizer was not fitted. They hold in a dimension's own unit,
+        Each (len(columns),) float64, and infinite where the Normalizer was not fitted. They hold in a dimension's raw unit,
         normalised or not.
         """
-        if self.lowest is None or self.highest is None:
+        if self.min is None or self.max is None:
             return np.full_like(self.mean[columns], -np.inf, np.float64), np.full_like(self.mean[columns], np.inf, np.float64)
-        low, high = self.lowest[columns].astype(np.float64), self.highest[columns].astype(np.float64)
+        low, high = self.min[columns].astype(np.float64), self.max[columns].astype(np.float64)
         rounding = 1e-6 * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))  # what float32 makes of constant dimensions
         margin = MARGIN * (high - low) + rounding
         return low - margin, high + margin
@@ -155,24 +176,21 @@ class Normalizer:
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Both on `device`, copied there once: the planner may not wait for copies."""
         if device not in self._tensors:
-            self._tensors[device] = torch.as_tensor(self.mean, device=device), torch.as_tensor(self.deviation, device=device)
+            self._tensors[device] = torch.as_tensor(self.mean, device=device), torch.as_tensor(self.std, device=device)
         return self._tensors[device]
 
     def to_json(self) -> dict[str, Any]:
-        bounds = {"lowest": self.lowest, "highest": self.highest}
-        return {
-            "mean": self.mean.tolist(),
-            "deviation": self.deviation.tolist(),
-            **{name: None if values is None else values.tolist() for name, values in bounds.items()},
-        }
+        """The statistics as lists, min and max None where the Normalizer was not fitted."""
+        values = {"mean": self.mean, "std": self.std, "min": self.min, "max": self.max}
+        return {name: None if value is None else value.tolist() for name, value in values.items()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises ValueError for what an earlier version wrote, without the range."""
-        if missing := {"mean", "deviation", "lowest", "highest"} - value.keys():
+        """The inverse of `to_json`. Raises ValueError for what an earlier version wrote, under other keys."""
+        if missing := {"mean", "std", "min", "max"} - value.keys():
             raise ValueError(f"the normalizer lacks {', '.join(sorted(missing))}")
-        lowest, highest = (None if value[key] is None else np.array(value[key], np.float32) for key in ("lowest", "highest"))
-        return cls(np.array(value["mean"], np.float32), np.array(value["deviation"], np.float32), lowest, highest)
+        low, high = (None if value[key] is None else np.array(value[key], np.float32) for key in ("min", "max"))
+        return cls(np.array(value["mean"], np.float32), np.array(value["std"], np.float32), low, high)
 
 
 def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:
@@ -184,21 +202,39 @@ def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:
     return np.concatenate([column.astype(np.float32) for column in columns], axis=1)
 
 
-def fit_normalizer(episodes: Episodes, params: WindowParams) -> Normalizer:
+def fit_normalizer(episodes: Episodes | Selection, params: WindowParams) -> Normalizer:
     """The Normalizer of a dataset: with the identity where `params.normalize` is off (AntMaze trains on raw values)."""
-    fitted = Normalizer.fit(transitions(episodes, params))
+    fitted = Normalizer.fit(transitions(part, params) for part in episodes.chunks())
     identity = Normalizer.identity(len(fitted.mean))
-    return fitted if params.normalize else replace(fitted, mean=identity.mean, deviation=identity.deviation)
+    return fitted if params.normalize else replace(fitted, mean=identity.mean, std=identity.std)
 
 
 class Windows:
-    """Every window of some episodes, one starting at each row, held as flat arrays on `device` and gathered by index."""
+    """Every window of some episodes, one starting at each row: flat arrays, gathered by index.
 
-    def __init__(self, episodes: Episodes, params: WindowParams, normalizer: Normalizer, device: torch.device) -> None:
-        raw_NX = torch.from_numpy(transitions(episodes, params)).to(device)
-        self.transitions_NX = normalizer.normalize(raw_NX)
-        self.padding_X = normalizer.normalize(torch.zeros_like(raw_NX[0]))
-        self.ends_N = torch.from_numpy(np.repeat(episodes.offsets[1:], episodes.lengths)).to(device)
+    On a CPU the transitions lie in a temporary file in `folder` (the system's where it is None), memory-mapped, so that they
+    may be larger than memory; on a GPU in its memory.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes | Selection,
+        params: WindowParams,
+        normalizer: Normalizer,
+        device: torch.device,
+        folder: Path | None = None,
+    ) -> None:
+        ends_E = np.cumsum(episodes.lengths)
+        num_rows, dim = int(episodes.lengths.sum()), len(normalizer.mean)
+        on_disk = device.type == "cpu" and num_rows > 0
+        self.transitions_NX = _mapped(num_rows, dim, folder) if on_disk else torch.empty(num_rows, dim, device=device)
+        first = 0
+        for part in episodes.chunks():
+            raw_NX = torch.from_numpy(transitions(part, params)).to(device)
+            self.transitions_NX[first : first + len(raw_NX)] = normalizer.normalize(raw_NX)
+            first += len(raw_NX)
+        self.padding_X = normalizer.normalize(torch.zeros(dim, device=device))
+        self.ends_E = torch.from_numpy(ends_E).to(device)
         self.steps_T = torch.arange(params.length, device=device)
 
     def __len__(self) -> int:
@@ -207,7 +243,15 @@ class Windows:
     def gather(self, starts_B: Tensor) -> tuple[Tensor, Tensor]:
         """The windows that start at rows `starts_B`: tokens (B, T, F) normalised, and which steps are valid (B, T) bool."""
         rows_BT = starts_B[:, None] + self.steps_T
-        valid_BT = rows_BT < self.ends_N[starts_B, None]
+        ends_B = self.ends_E[torch.searchsorted(self.ends_E, starts_B, right=True)]
+        valid_BT = rows_BT < ends_B[:, None]
         inside_BTX = self.transitions_NX[rows_BT.clamp(max=len(self) - 1)]
         tokens_BTX = torch.where(valid_BT[..., None], inside_BTX, self.padding_X)
         return torch.cat([tokens_BTX, (~valid_BT)[..., None].to(tokens_BTX.dtype)], dim=-1), valid_BT
+
+
+def _mapped(rows: int, dim: int, folder: Path | None) -> Tensor:
+    """An uninitialised float32 tensor (rows, dim) in a temporary file, whose space is freed with the tensor."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * rows * dim)  # a full disk is an error here, and a crash at a later write
+        return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))

@@ -102,7 +102,7 @@ def visualise(
 
 def _most_varied(policy: Policy, plan: Plan) -> list[int]:
     """The two observation dimensions in which the C plans vary most; the same one twice where there is only one."""
-    std_O = policy.normalizer.deviation[policy.vqvae.layout.observation]
+    std_O = policy.normalizer.std[policy.vqvae.layout.observation]
     relative_O = (plan.observations.std(axis=0) / std_O).mean(axis=0)
     return sorted(np.resize(np.argsort(-relative_O, kind="stable"), 2).tolist())
 

@@ -44,7 +44,7 @@ class Policy:
         "state": the state is far outside what training has seen; the sentence is about the dimension in which it is farthest.
         "plan": the plan is less likely than the planner's threshold, beta^M.
         """
-        low, high = self.normalizer.familiar(self.vqvae.layout.observation)
+        low, high = self.normalizer.support_bounds(self.vqvae.layout.observation)
         beyond = np.maximum(low - observations, observations - high)
         threshold, num_codes = self.params.likelihood_threshold, self.search.num_codes
         doubts: list[dict[str, str]] = [{} for _ in observations]

@@ -56,7 +56,7 @@ def test_windows_equal_a_plain_loop_over_every_start() -> None:
             inside = start + step < end
             content = raw[start + step] if inside else np.zeros(raw.shape[1])
             np.testing.assert_allclose(
-                tokens[start, step, :-1], (content - normalizer.mean) / normalizer.deviation, rtol=1e-5, atol=1e-6
+                tokens[start, step, :-1], (content - normalizer.mean) / normalizer.std, rtol=1e-5, atol=1e-6
             )
             assert tokens[start, step, -1] == (0.0 if inside else 1.0)
             assert valid[start, step] == inside
@@ -69,10 +69,10 @@ def test_layout_names_every_column_once() -> None:
     assert named == columns.tolist()
 
 
-def test_normalisation_is_reversible_and_leaves_constant_dimensions_alone() -> None:
+def test_normalisation_is_reversible_and_keeps_the_unit_of_constant_dimensions() -> None:
     rng = np.random.default_rng(0)
     raw = np.stack([rng.normal(1e6, 3e4, 500), np.full(500, 0.7), rng.normal(0, 1e-3, 500)], axis=1).astype(np.float32)
-    normalizer = Normalizer.fit(raw)
+    normalizer = Normalizer.fit([raw])
     normal = normalizer.normalize(torch.from_numpy(raw))
     np.testing.assert_allclose(normal.mean(0), [0, 0, 0], atol=1e-3)
     np.testing.assert_allclose(normal.std(0), [1, 0, 1], atol=1e-2)
@@ -81,8 +81,8 @@ def test_normalisation_is_reversible_and_leaves_constant_dimensions_alone() -> N
     assert normalizer.normalize(torch.tensor([[1e6, 0.8, 0.0]]))[0, 1] == pytest.approx(0.1, rel=1e-4)
     again = Normalizer.from_json(normalizer.to_json())
     np.testing.assert_array_equal(again.mean, normalizer.mean)
-    np.testing.assert_array_equal(again.deviation, normalizer.deviation)
-    np.testing.assert_array_equal(again.familiar(), normalizer.familiar())
+    np.testing.assert_array_equal(again.std, normalizer.std)
+    np.testing.assert_array_equal(again.support_bounds(), normalizer.support_bounds())
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -120,13 +120,13 @@ def test_a_truncated_episode_is_worth_its_mean_reward_for_ever() -> None:
     np.testing.assert_array_equal(return_to_go[:4], transitions(episodes, PARAMS)[:4, 4])
 
 
-def test_what_is_familiar_is_the_range_of_the_data_and_a_tenth_more_normalised_or_not() -> None:
+def test_the_support_is_the_range_of_the_data_and_a_tenth_more_normalised_or_not() -> None:
     raw = np.array([[0.0, 5.0, -2.0], [10.0, 5.0, 2.0], [3.0, 5.0, 0.0]], np.float32)
-    low, high = Normalizer.fit(raw).familiar()
+    low, high = Normalizer.fit([raw]).support_bounds()
     np.testing.assert_allclose(low, [-1, 5, -2.4], rtol=1e-4)
     np.testing.assert_allclose(high, [11, 5, 2.4], rtol=1e-4)
-    np.testing.assert_allclose(Normalizer.fit(raw).familiar(slice(2, 3)), [[-2.4], [2.4]], rtol=1e-4)
+    np.testing.assert_allclose(Normalizer.fit([raw]).support_bounds(slice(2, 3)), [[-2.4], [2.4]], rtol=1e-4)
     episodes = random_episodes([8, 8], 2, 1)
-    bounds = [fit_normalizer(episodes, PARAMS.model_copy(update={"normalize": on})).familiar() for on in (True, False)]
+    bounds = [fit_normalizer(episodes, PARAMS.model_copy(update={"normalize": on})).support_bounds() for on in (True, False)]
     np.testing.assert_array_equal(*bounds)
-    assert np.isinf(Normalizer.identity(3).familiar()).all()  # was fitted to nothing
+    assert np.isinf(Normalizer.identity(3).support_bounds()).all()  # was fitted to nothing

@@ -150,8 +150,8 @@ def test_visualised_plans_include_the_executed_one(tiny_policy: Policy) -> None:
 
 def test_visualised_plans_vary_most_in_the_dimensions_shown(tiny_policy: Policy) -> None:
     layout = tiny_policy.vqvae.layout
-    tiny_policy.normalizer.deviation[layout.observation] = 1e3
-    tiny_policy.normalizer.deviation[[2, 6]] = 1.0
+    tiny_policy.normalizer.std[layout.observation] = 1e3
+    tiny_policy.normalizer.std[[2, 6]] = 1.0
     with torch.no_grad():
         tiny_policy.vqvae.to_token.weight[[2, 6]] *= 100  # normalised states differ most here
     assert visualise(tiny_policy, make_environment(HOPPER), State(3), None, 5)["dimensions"] == [2, 6]

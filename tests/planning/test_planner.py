@@ -22,15 +22,15 @@ def with_planner(policy: Policy, **changes: object) -> Policy:
 def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
     """The best of all code sequences, one after another, with whole passes and plain sums; no line shared with the planner."""
     vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
-    mean, deviation = policy.normalizer.mean, policy.normalizer.deviation
-    state = torch.from_numpy((observation - mean[layout.observation]) / deviation[layout.observation]).float()[None]
+    mean, std = policy.normalizer.mean, policy.normalizer.std
+    state = torch.from_numpy((observation - mean[layout.observation]) / std[layout.observation]).float()[None]
     num_codes = params.horizon // vqvae.params.latent_step
     best: tuple[tuple[int, ...], float, np.ndarray] | None = None
     for codes in itertools.product(range(vqvae.params.codebook.size), repeat=num_codes):
         with torch.no_grad():
             steps, _ = vqvae.decode(torch.tensor([codes]), state)
             log_probability = float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum())
-        raw = steps.transitions_BTX[0].numpy() * deviation + mean
+        raw = steps.transitions_BTX[0].numpy() * std + mean
         discount, last = vqvae.params.windows.discount, params.horizon - 1
         value = sum(discount**t * raw[t, layout.reward] for t in range(last)) + discount**last * raw[last, layout.return_to_go]
         likely = min(log_probability, num_codes * math.log(params.likelihood_threshold))

@@ -50,18 +50,18 @@ def test_no_observation_is_refused(tiny_policy: Policy) -> None:
 def test_a_folder_of_an_earlier_version_is_explained(tiny_policy_folder: Path) -> None:
     file = tiny_policy_folder / "vqvae.json"
     description = json.loads(file.read_text())
-    del description["normalizer"]["lowest"], description["normalizer"]["highest"]
+    description["normalizer"]["deviation"] = description["normalizer"].pop("std")
     file.write_text(json.dumps(description))
-    with pytest.raises(ValueError, match=r"vqvae\.json is of an earlier version .*lacks highest, lowest.* train again"):
+    with pytest.raises(ValueError, match=r"vqvae\.json is of an earlier version .*lacks std.* train again"):
         Policy.load(tiny_policy_folder)
 
 
 def test_doubts_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
-    lowest, highest = np.full(16, -1.0, np.float32), np.full(16, 3.0, np.float32)
+    low, high = np.full(16, -1.0, np.float32), np.full(16, 3.0, np.float32)
     policy = Policy.load(tiny_policy_folder)
-    policy.normalizer = replace(policy.normalizer, lowest=lowest, highest=highest)
+    policy.normalizer = replace(policy.normalizer, min=low, max=high)
     observations = np.zeros((5, 11))
-    observations[1, 4] = 3.39  # the range is 4 wide: a tenth beyond it is still familiar
+    observations[1, 4] = 3.39  # the range is 4 wide: a tenth beyond it is still within the support
     observations[2, 4] = 3.41
     observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is named
     plan = policy.plan(observations, generators(5))

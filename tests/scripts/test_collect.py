@@ -7,10 +7,10 @@ import h5py
 import numpy as np
 import pytest
 from conftest import ROOT
+from recordings import load_recording
 
 from scripts.collect import collect
 from tap.data.catalog import lookup
-from tap.data.hdf5 import load_episodes
 from tap.settings import load_params
 
 BUNDLED = ROOT / "data/bundled/hopper-medium-replay.hdf5"
@@ -26,7 +26,7 @@ def test_collected_data_loads_as_episodes_and_is_reproducible(tmp_path: Path) ->
 
     fetch = load_params(ROOT / "params.yaml", "hopper-medium-replay").fetch
     info = lookup("hopper-medium-replay", fetch)
-    (first, report), (again, _) = (load_episodes(collected(name), info, fetch) for name in "ab")
+    (first, report), (again, _) = (load_recording(collected(name), info, fetch, tmp_path / f"{name}-arrays") for name in "ab")
     assert report["transitions"] == 250 and report["boundaries"]["terminals"] > 3
     np.testing.assert_array_equal(first.observations, again.observations)
     np.testing.assert_array_equal(first.actions, again.actions)
@@ -40,10 +40,10 @@ def test_collection_stops_once_the_policy_is_medium(tmp_path: Path) -> None:
         assert (np.abs(file["observations"][:]).sum(axis=1) > 0).all()
 
 
-def test_the_bundled_dataset_matches_its_provenance() -> None:
+def test_the_bundled_dataset_matches_its_provenance(tmp_path: Path) -> None:
     provenance = json.loads(BUNDLED.with_suffix(".json").read_text())
     fetch = load_params(ROOT / "params.yaml", "hopper-medium-replay").fetch
-    episodes, report = load_episodes(BUNDLED, lookup("hopper-medium-replay", fetch), fetch)
+    episodes, report = load_recording(BUNDLED, lookup("hopper-medium-replay", fetch), fetch, tmp_path)
     assert BUNDLED.stat().st_size <= 8_000_000
     assert report["transitions"] == provenance["transitions"] >= 60_000
     finished = episodes.returns[: provenance["finished_episodes"]]

@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 import pytest
 from conftest import ROOT
+from recordings import load_recording
 
 from pipelines.stages.fetch import check_environment
 from scripts.collect_antmaze import PLAY_GOALS, Guide, collect
 from tap.data.catalog import lookup
-from tap.data.hdf5 import load_episodes
 from tap.envs.mazes import MAZES
 from tap.settings import load_params
 
@@ -59,9 +59,9 @@ def test_collected_data_loads_as_episodes_and_is_reproducible(policy: Path, tmp_
 
     fetch = load_params(params_yaml_with("antmaze-umaze-diverse-v0"), "antmaze-umaze-diverse-v0").fetch
     info = lookup("antmaze-umaze-diverse-v0", fetch)
-    episodes, report = load_episodes(first, info, fetch)
+    episodes, report = load_recording(first, info, fetch, tmp_path / "arrays")
     assert report["source"] == "recollected" and episodes.observation_dim == 31 and not report["warnings"]
-    check_environment(info, episodes)  # the environment has the data's dimensions
+    check_environment(info, episodes.observation_dim, episodes.action_dim)  # the environment has the data's dimensions
 
 
 def test_rewards_refer_to_the_goal_of_the_evaluation(extra_data: Path, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 import functools
 import http.server
 import json
+import os
 import re
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from pipelines.stages import command_line as stage
+from pipelines.command_line import main
 from pipelines.stages import fetch
 from tap.data.catalog import DatasetInfo, known_datasets
-from tap.data.download import copy_atomically, obtain
+from tap.data.download import obtain
+from tap.data.episodes import ARRAYS, Episodes
 from tap.files import read_json, sha256
 
 
@@ -163,14 +166,14 @@ def test_a_shared_file_with_another_digest_is_refused_but_kept(server: Server, p
 
 def test_what_another_program_left_of_a_download_is_refused_and_not_locked(server: Server, place: Place) -> None:
     write_dataset(place.shared / "hopper.hdf5").write_bytes(server.content[:-1000])
-    with pytest.raises(ValueError, match=r"is no whole HDF5 file .*: delete .*hopper\.hdf5 to download it again"):
+    with pytest.raises(ValueError, match=r"is not a complete HDF5 file .*: delete .*hopper\.hdf5 to download it again"):
         place.obtain()
     assert not place.lock.exists()
 
 
 def test_a_web_page_in_place_of_the_file_is_refused(server: Server, place: Place) -> None:
     server.content = b"<html>Please log in</html>"
-    with pytest.raises(ValueError, match="is no whole HDF5 file"):
+    with pytest.raises(ValueError, match="is not a complete HDF5 file"):
         place.obtain()
     assert place.files == set() and not place.lock.exists()
 
@@ -212,17 +215,6 @@ def test_a_file_is_looked_for_where_downloads_go_but_not_locked(server: Server, 
     assert not place.lock.exists() and not server.asked
 
 
-def test_copies_replace_whole_files(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "new" / "target"
-    for content in (b"first", b"second"):
-        source.write_bytes(content)
-        copy_atomically(source, target)
-        assert target.read_bytes() == content
-    with pytest.raises(FileNotFoundError):
-        copy_atomically(tmp_path / "absent", target)
-    assert [path.name for path in target.parent.iterdir()] == ["target"]
-
-
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project folder, the current one, whose params.yaml lists a few datasets; its downloads go to `cache`."""
@@ -244,10 +236,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_fetch_of_the_bundled_dataset(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_dataset(project / "data/bundled/hopper-medium-replay.hdf5")
-    stage.main(fetch.run, "hopper-medium-replay")
+    fetch.run("hopper-medium-replay")
     folder = project / "data/raw/hopper-medium-replay"
-    assert {path.name for path in folder.iterdir()} == {"dataset.hdf5", "validation.json"}
-    assert (folder / "dataset.hdf5").read_bytes() == source.read_bytes()
+    assert {path.name for path in folder.iterdir()} == {"validation.json", "episodes"}
+    assert {path.name for path in (folder / "episodes").iterdir()} == {f"{name}.npy" for name in ARRAYS}
+    episodes = Episodes.load(folder / "episodes")
+    with h5py.File(source) as file:
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_array_equal(getattr(episodes, name), file[name][:])
+    assert episodes.offsets.tolist() == list(range(0, 2001, 100)) and not episodes.terminals.any()
     validation = read_json(folder / "validation.json")
     assert validation["digest"] == sha256(source)
     assert (validation["origin"], validation["source"]) == ("data/bundled/hopper-medium-replay.hdf5", "bundled")
@@ -258,13 +255,13 @@ def test_fetch_of_the_bundled_dataset(project: Path, capsys: pytest.CaptureFixtu
 
 def test_fetch_of_a_d4rl_file_from_the_shared_folder(project: Path) -> None:
     write_dataset(project.parent / "cache" / "hopper_medium-v2.hdf5")
-    stage.main(fetch.run, "hopper-medium-v2")
+    fetch.run("hopper-medium-v2")
     assert read_json(project / "data/raw/hopper-medium-v2/validation.json")["origin"] == "hopper_medium-v2.hdf5"
 
 
 def test_fetch_of_a_file_without_environment(project: Path) -> None:
     write_dataset(project / "own.hdf5", observation_dim=5, action_dim=1)
-    stage.main(fetch.run, "mine")
+    fetch.run("mine")
     validation = read_json(project / "data/raw/mine/validation.json")
     assert (validation["observation_dim"], validation["normalized_score_mean"], validation["origin"]) == (5, None, "own.hdf5")
 
@@ -288,31 +285,50 @@ def test_dimensions_that_do_not_fit_the_environment_are_found(
 
 def test_ants_111_dimensions_fit_its_environment(project: Path) -> None:
     write_dataset(project / "own.hdf5", 111, 8)
-    stage.main(fetch.run, "ant-medium-v2")
+    fetch.run("ant-medium-v2")
     assert read_json(project / "data/raw/ant-medium-v2/validation.json")["observation_dim"] == 27
 
 
-def test_a_mistake_is_one_message_and_exit_code_1(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def end_of(monkeypatch: pytest.MonkeyPatch, run: Callable[..., None], *arguments: str) -> int | str | None:
+    """What the command line of a stage ends with: an exit code, or a message, which is printed before it ends with 1."""
+    monkeypatch.setattr(sys, "argv", ["stage", *arguments])
     with pytest.raises(SystemExit) as exit:
-        stage.main(fetch.run, "mine")
-    assert str(exit.value.code).startswith("error: mine: own.hdf5 does not exist")  # what Python prints before it exits with 1
-    with pytest.raises(SystemExit) as exit:
-        stage.main(fetch.run, "hopper-medum-v2")
-    assert "did you mean 'hopper-medium-v2'" in str(exit.value.code)
+        main(run)
+    return exit.value.code
 
 
-def test_the_command_line_follows_the_stages_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_message_and_exit_code_1(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(end_of(monkeypatch, fetch.run, "mine")).startswith("error: mine: own.hdf5 does not exist")
+    assert "check that params.yaml lists it" in str(end_of(monkeypatch, fetch.run, "hopper-medum-v2"))
+
+
+def test_the_command_line_follows_the_stages_parameters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = []
 
     def run(dataset: str, seed: int, ablation: str) -> None:
         seen.append((dataset, seed, ablation))
 
-    stage.main(run, "hopper-medium-v2", "3", "no-search")
+    assert end_of(monkeypatch, run, "hopper-medium-v2", "3", "no-search") == 0
     assert seen == [("hopper-medium-v2", 3, "no-search")]
-    with pytest.raises(SystemExit) as exit:
-        stage.main(run, "hopper-medium-v2", "three", "no-search")
-    assert exit.value.code == 2
-    with pytest.raises(SystemExit) as exit:
-        stage.main(fetch.run, "--help")
-    assert exit.value.code == 0
-    assert str(fetch.__doc__).splitlines()[0] in capsys.readouterr().out
+    assert end_of(monkeypatch, run, "hopper-medium-v2", "three", "no-search") == 2
+    capsys.readouterr()
+    assert end_of(monkeypatch, fetch.run, "--help") == 0
+    assert "Stage fetch" in capsys.readouterr().out
+
+
+def test_a_fetch_that_fails_leaves_no_report_of_another_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dataset(project / "own.hdf5", observation_dim=5, action_dim=1)
+    fetch.run("mine")
+    folder = project / "data/raw/mine"
+    before = (folder / "episodes/actions.npy").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setenv("DVC_STAGE", "fetch@mine")  # the params are written already
+    with pytest.raises(OSError, match="No space"):
+        fetch.run("mine")
+    assert (folder / "episodes/actions.npy").read_bytes() == before and not (folder / "validation.json").exists()

@@ -16,13 +16,14 @@ from matplotlib.image import imsave
 
 from pipelines.stages.command_line import main
 from pipelines.stages.evaluate import provenance, tags_of
-from pipelines.stages.training import instance_key, output_folder
+from pipelines.stages.training import output_folder
 from tap.data.catalog import DatasetInfo, lookup
 from tap.envs.antmaze import AntMaze
 from tap.envs.make import State, make_environment
 from tap.evaluation.diagnostics import EPISODES, distribution, render, visualise, with_planner
 from tap.files import read_json, write_json
 from tap.planning.policy import Policy
+from tap.results import instance_key
 from tap.settings import EvaluateParams, Runtime, load_params
 from tap.tracking import run as tracking
 from tap.training import choose_device

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.stages.command_line import main
-from pipelines.stages.training import instance_key, output_folder
+from pipelines.stages.training import output_folder
 from tap.data.catalog import DatasetInfo, lookup, normalized_score
 from tap.data.episodes import Episodes
 from tap.data.hdf5 import load_episodes
@@ -21,6 +21,7 @@ from tap.envs.make import make_environment, simulator, versions
 from tap.evaluation.rollout import rollout, summarize
 from tap.files import read_json, write_json
 from tap.planning.policy import Policy
+from tap.results import Evaluation, ValidationReport, instance_key
 from tap.serving.policy import row_generators
 from tap.settings import Params, Runtime, load_params, read_params_file
 from tap.tracking import run as tracking
@@ -164,7 +165,8 @@ def register(
         "latency_budget_ms": latency_budget_ms,
         "example_actions": json.dumps(example_actions.tolist()),
     }
-    card = model_card(name, metrics, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
+    evaluation, report = Evaluation.model_validate(metrics), ValidationReport.model_validate(validation)
+    card = model_card(name, evaluation, report, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
     run.register(name, tags, card)
 
 

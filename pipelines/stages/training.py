@@ -20,6 +20,7 @@ from tap.data.hdf5 import load_episodes
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
 from tap.model.transformer import compile_blocks
+from tap.results import instance_key
 from tap.settings import Params, Runtime, load_params
 from tap.tracking import run as tracking
 from tap.training import LossFunction, checkpoint_folder, choose_device, fit
@@ -79,11 +80,6 @@ def launch(run: Callable[..., None]) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=gpu"]
         os.execv(sys.executable, [sys.executable, *torchrun, "-m", module.name, *sys.argv[1:]])
     main(run)
-
-
-def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
-    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-ABLATION."""
-    return "-".join(str(part) for part in (dataset, seed, ablation) if part is not None)
 
 
 def output_folder(stage: str, key: str) -> Path:

@@ -51,10 +51,8 @@ def test_ablations_belong_to_their_experiment() -> None:
 
 
 def test_latency_is_the_median_seeds_and_the_slowest_seeds_95th_percentile() -> None:
-    seeds = enumerate([(10, 40), (20, 25), (60, 90)])
-    (row,) = table_rows(
-        [evaluation(seed=seed, latency_ms={"median": median, "p95": p95, "batch_median": 50}) for seed, (median, p95) in seeds]
-    )
+    latencies = [{"median": median, "p95": p95, "batch_median": 50} for median, p95 in ((10, 40), (20, 25), (60, 90))]
+    (row,) = table_rows([evaluation(seed=seed, latency_ms=latency) for seed, latency in enumerate(latencies)])
     assert (row.latency.median, row.latency.p95) == (20, 90)
 
 
@@ -96,5 +94,5 @@ def test_diagnoses_are_read_in_order_and_broken_ones_named(tmp_path: Path) -> No
     order = [("hopper-medium-v2", 9), ("hopper-medium-v2", 10), ("pen-human-v0", 0)]
     assert [(each.dataset, each.seed) for each in load_diagnoses(tmp_path)] == order
     write(tmp_path / "metrics/diagnose/x-0.json", diagnosis_json(prior={}))
-    with pytest.raises(ValueError, match=r"x-0\.json is not valid \(prior.predicted_return_deviation: .*dvc repro --force"):
+    with pytest.raises(ValueError, match=r"x-0\.json is not valid \(prior.predicted_return_median: .*dvc repro --force"):
         load_diagnoses(tmp_path)

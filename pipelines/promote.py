@@ -26,16 +26,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tap.estimates import Estimate
 from tap.evaluation.bootstrap import Difference, difference
-from tap.files import read_json
-from tap.reporting.results import SOURCES, Estimate, mean_and_standard_error
+from tap.reporting.rows import SOURCES
+from tap.results import Evaluation, instance_key, metrics_path
 from tap.settings import Runtime, load_params, read_params_file
 from tap.tracking import run as tracking
 from tap.tracking.mlflow_store import public
 from tap.tracking.model_card import with_promotion
 from tap.tracking.registry import PREFIX, Registry, Version, model_name, open_registry
 
-EVALUATIONS = Path("data/metrics/evaluate")
+DATA = Path("data")
 CHAMPION, CHALLENGER = "champion", "challenger"
 # Scores compare only between versions that agree in all of these.
 PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "protocol", "score_metric")
@@ -161,7 +162,7 @@ def _row(version: Version, aliases: list[str]) -> ModelRow:
         name=version.name,
         version=version.version,
         aliases=aliases,
-        score=None if _lack(version) else mean_and_standard_error(_scores(version)[0].tolist()),
+        score=None if _lack(version) else Estimate.of(_scores(version)[0]),
         latency_ms=float(tags["latency_ms"]) if "latency_ms" in tags else None,
         seed=tags.get("seed", ""),
         source=SOURCES.get(tags.get("source", ""), ""),
@@ -174,10 +175,10 @@ def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -
     load_params(params_path, dataset)  # says what is wrong with a dataset that is not there
     found = {}
     for seed in read_params_file(params_path).seeds:
-        path = EVALUATIONS / f"{dataset}-{seed}.json"
+        path = metrics_path(DATA, "evaluate", instance_key(dataset, seed))
         if not path.exists():
             raise ValueError(f"{path} does not exist, but promotion weighs all seeds of {params_path.name}: run `dvc repro`")
-        run_id = read_json(path)["runs"]["evaluate"]
+        run_id = Evaluation.read(path).runs["evaluate"]
         version = registry.version_of_run(name, run_id)
         if version is None:
             raise ValueError(
@@ -239,7 +240,7 @@ def _told(versions: list[Version]) -> str:
 
 
 def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:
-    return {version.tags["seed"]: str(mean_and_standard_error(_scores(version)[0].tolist())) for version in versions}
+    return {version.tags["seed"]: str(Estimate.of(_scores(version)[0])) for version in versions}
 
 
 def _fails(registry: Registry, version: Version) -> str | None:

@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 
 from tap.files import write_atomically
-from tap.reporting.figures import figure_png, mazes_figure
+from tap.reporting.figures import mazes_figure
+from tap.reporting.style import figure_png
 
 TRAJECTORIES = 6
 

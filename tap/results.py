@@ -203,6 +203,11 @@ class Behaviour(Record):
     best_tenth_normalized_score: float | None  # the tenth with the highest returns
     last_tenth_normalized_score: float | None  # the tenth recorded last
 
+    @property
+    def mean_score(self) -> float:
+        """The mean normalised score, or the mean return without reference scores."""
+        return self.mean_return if self.mean_normalized_score is None else self.mean_normalized_score
+
 
 class Evaluation(Provenance):
     """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value an episode."""

@@ -41,10 +41,12 @@ if out.suffix == ".json":
     seed, _, ablation = key.partition("-")
     out.write_text(json.dumps({
         "dataset": dataset, "source": "file", "digest": "", "scale": "cpu", "environment": "Hopper-v4", "versions": {},
-        "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "returns": [1, 2],
+        "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "return_mean": 1.5, "returns": [1, 2],
+        "lengths": [1, 1], "terminated": [True, True], "log_probability_mean": 0, "latent_step": 3, "window_length": 12,
         "normalized_score": 30 if ablation else 50, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
-        "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20}, "planner": {}, "runs": {}, "git_commit": None,
-        "behaviour": {"mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
+        "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20, "batch_median": 12}, "planner": {},
+        "runs": {}, "git_commit": "unknown",
+        "behaviour": {"episodes": 1, "mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
                       "last_tenth_normalized_score": 1},
         **({"ablation": ablation} if ablation else {}),
     }))

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from mlflow import MlflowClient
+from stage_files import evaluation
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -57,9 +58,7 @@ class Project:
         """What the stage `evaluate` leaves behind: metrics, and a version of a logged policy; a mean stands for two scores."""
         run_id, model_uri = self.logged[policy]
         scores = [scores - 1, scores + 1] if isinstance(scores, int | float) else list(scores)
-        path = Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"runs": {"evaluate": run_id}}))
+        evaluation(runs={"evaluate": run_id}).write(Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json"))
         facts = {"environment": "Hopper-v4", "simulator": "mujoco 4.0.0", "episodes": len(scores), "environment_seed": 1000}
         facts |= {"protocol": "every step", "dataset_digest": "abc", "score_metric": "normalized_score", "source": "bundled"}
         facts |= {"seed": seed, "scores": json.dumps(scores), "recipe": "first", "latency_ms": 3.4, "latency_budget_ms": 60_000}
@@ -370,15 +369,13 @@ def test_errors_say_what_to_do(project: Project, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match=r"-0\.json does not exist.*dvc repro"):
         project.promote()
     metrics = Path(f"data/metrics/evaluate/{project.dataset}-0.json")
-    for run_id in ("0" * 32, None):
-        metrics.write_text(json.dumps({"runs": {"evaluate": run_id}}))
-        with pytest.raises(ValueError, match=f"dvc repro --force -s evaluate@{project.dataset}-0"):
-            project.promote()
+    evaluation(runs={"evaluate": "0" * 32}).write(metrics)
+    with pytest.raises(ValueError, match=f"dvc repro --force -s evaluate@{project.dataset}-0"):
+        project.promote()
     with pytest.raises(ValueError, match="did you mean 'hopper-other'"):
         promote("hopper-othr", project.params)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    metrics.write_text(json.dumps({"runs": {"evaluate": "0" * 32}}))
     with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:1 failed .* check MLFLOW_TRACKING_URI"):
         project.promote()
 

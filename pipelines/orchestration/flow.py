@@ -28,7 +28,7 @@ from prefect.states import Completed, Failed
 from pipelines.orchestration import process
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
 
-METRICS = Path("data/metrics")
+DATA = Path("data")
 REPORT = Path("data/report/index.html")
 
 
@@ -83,18 +83,18 @@ def promote(dataset: str, rollback: bool = False) -> str:
 def conclude(chosen: Sequence[Instance], promote: bool) -> str:
     """Promote each dataset's best policy if asked, and tell all results in Markdown. The instances must be up to date."""
     from pipelines import promote as promotion  # loads MLflow
-    from tap.reporting.results import load_results, table_rows
+    from tap.reporting.rows import load_evaluations, table_rows
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
-    rows = table_rows([result for result in load_results(METRICS) if (result.dataset, result.seed) in runs])
+    rows = table_rows([each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs])
     table = Table("dataset", "score", "without search", "behaviour data", "decision", "evaluated", box=box.MARKDOWN)
     for row in rows:
-        behaviour, ablation = row.first.behaviour, row.ablation("no-search")
+        ablation = row.ablation("no-search")
         table.add_row(
             row.first.dataset,
             str(row.score) if row.normalized else f"{row.score} (return)",
             str(ablation.score) if ablation else "",
-            f"{behaviour.mean_normalized_score if row.normalized else behaviour.mean_return:.1f}",
+            f"{row.first.behaviour.mean_score:.1f}",
             f"{row.latency.median:.0f} ms",
             f"{row.extent}, ± over {row.over}",
         )

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 from uuid import UUID
 
@@ -38,11 +37,11 @@ from prefect.states import Cancelled, Cancelling, Completed, Failed
 
 from pipelines.orchestration import gpus as slots
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, terminal_or_log
-from pipelines.orchestration.flow import METRICS, conclude, run_stage
+from pipelines.orchestration.flow import DATA, conclude, run_stage
 from pipelines.orchestration.reap import AFTER, TRAIN_EVALUATE, reap_lost_runs
 from pipelines.orchestration.worker import COMMIT, end_with_worker, require_remote, require_server, require_workers, use_remote
-from tap.files import read_json
-from tap.reporting.results import Row, load_results, table_rows
+from tap.reporting.rows import Row, table_rows
+from tap.results import Evaluation, TrainingMetrics, instance_key, metrics_path
 from tap.settings import Runtime, load_params
 from tap.tracking import run as tracking
 
@@ -97,8 +96,7 @@ def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | Non
 
 def _row(dataset: str, seed: int) -> Row:
     """What the stage evaluate found for one seed."""
-    results = [each for each in load_results(METRICS) if (each.dataset, each.seed, each.ablation) == (dataset, seed, None)]
-    (row,) = table_rows(results)
+    (row,) = table_rows([Evaluation.read(metrics_path(DATA, "evaluate", instance_key(dataset, seed)))])
     return row
 
 
@@ -109,15 +107,15 @@ def _score(row: Row) -> str:
 def _headline(row: Row) -> dict[str, float]:
     """What one wants to compare first of a combination, as metrics."""
     result = row.first
-    vqvae = read_json(METRICS / f"train_vqvae/{result.dataset}-{result.seed}.json")
+    vqvae = TrainingMetrics.read(metrics_path(DATA, "train_vqvae", instance_key(result.dataset, result.seed)))
     values = {
         "normalized_score": result.normalized_score,
         "normalized_score_standard_error": result.normalized_score_standard_error,
-        "return_mean": fmean(result.returns),
+        "return_mean": result.return_mean,
         "latency_ms_median": result.latency_ms.median,
         "latency_ms_p95": result.latency_ms.p95,
-        "codebook_perplexity": vqvae["codebook_perplexity"],
-        "vqvae_held_out_loss": vqvae["held_out_loss"],
+        "codebook_perplexity": vqvae.codebook_perplexity,
+        "vqvae_held_out_loss": vqvae.held_out_loss,
     }
     return {key: value for key, value in values.items() if value is not None}
 

@@ -189,9 +189,7 @@ def register(
         "latency_budget_ms": latency_budget_ms,
         "example_actions": json.dumps(example_actions.tolist()),
     }
-    card = model_card(
-        name, evaluation.as_json(), validation.as_json(), latency_budget_ms=latency_budget_ms, git_dirty=git_dirty
-    )
+    card = model_card(name, evaluation, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
     run.register(name, tags, card)
 
 

@@ -8,18 +8,15 @@ from pathlib import Path
 from pipelines.command_line import main
 from tap.files import write_json
 from tap.reporting.report import write_report
-from tap.reporting.results import load_results, table_rows
+from tap.reporting.rows import headline, load_results, table_rows
+
+DATA = Path("data")
 
 
 def run() -> None:
-    """Write the report and print where it is."""
-    data = Path("data")
-    page = write_report(data, data / "report")
-    scores = {}
-    for row in table_rows(load_results(data / "metrics")):
-        score = row.score
-        scores[row.first.dataset] = {"score": round(score.mean, 2)}
-    write_json(data / "scores.json", scores)
+    """Write the report and the scores, and print where the report is."""
+    page = write_report(DATA, DATA / "report")
+    write_json(DATA / "scores.json", headline(table_rows(load_results(DATA / "metrics"))))
     print(page)
 
 

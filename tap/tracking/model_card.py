@@ -1,9 +1,10 @@
-"""The model card of a registered policy, in Markdown: what it is, what it was learned from, how it scored, how to use it."""
+"""The model card of a registered policy, in Markdown: the model, its data, its score, and how to use it."""
 
-import math
-import statistics
 from collections.abc import Mapping
 from typing import Any
+
+from tap.estimates import Estimate
+from tap.results import Evaluation, ValidationReport
 
 DATA = {
     "d4rl": "D4RL's original file",
@@ -20,53 +21,51 @@ PROMOTION = "\n## Promotion\n"
 
 
 def model_card(
-    name: str, metrics: Mapping[str, Any], validation: Mapping[str, Any], *, latency_budget_ms: float, git_dirty: bool
+    name: str, evaluation: Evaluation, validation: ValidationReport, *, latency_budget_ms: float, git_dirty: bool
 ) -> str:
-    """The card of one version of the registered model `name`, from its evaluation's metrics and its dataset's validation."""
-    versions, latency, returns = metrics["versions"], metrics["latency_ms"], validation["return"]
-    normalized = metrics["score_metric"] == "normalized_score"
-    data_score = metrics["behaviour"]["mean_normalized_score" if normalized else "mean_return"]
-    warnings = validation["warnings"][:SHOWN_WARNINGS] or ["none"]
-    return f"""# TAP policy for {metrics["dataset"]}, training seed {metrics["seed"]}
+    """The card of one version of the registered model `name`, from its evaluation and its dataset's validation."""
+    versions, latency, returns = evaluation.versions, evaluation.latency_ms, validation.episode_return
+    warnings = validation.warnings[:SHOWN_WARNINGS] or ["none"]
+    return f"""# TAP policy for {evaluation.dataset}, training seed {evaluation.seed}
 
-A Trajectory Autoencoding Planner: a VQ-VAE turns {metrics["latent_step"]} steps into one code, a Transformer prior knows which
-codes the data has, and each decision is a search over codes ({_search(metrics["planner"])}). It was learned from recorded
-trajectories alone, at {metrics["scale"]} scale.
+A Trajectory Autoencoding Planner: a VQ-VAE turns {evaluation.latent_step} steps into one code, a Transformer prior knows which
+codes the data has, and each decision is a search over codes ({_search(evaluation.planner)}). It was learned from recorded
+trajectories alone, at {evaluation.scale} scale.
 
 ## Score
 
 | training seed | score | mean return | episodes |
 | --- | --- | --- | --- |
-| {metrics["seed"]} | {_score(metrics["scores"])} | {metrics["return_mean"]:.1f} | {metrics["episodes"]} |
+| {evaluation.seed} | {Estimate.of(evaluation.scores)} | {evaluation.return_mean:.1f} | {evaluation.episodes} |
 
-- score: {METRICS[metrics["score_metric"]]}; ± is the standard error over the episodes of this one seed
-- the data's own episodes score {data_score:.1f} on average
-- other seeds of the same recipe are the versions with the tag recipe `{metrics["recipe"]}`
+- score: {METRICS[evaluation.score_metric]}; ± is the standard error over the episodes of this one seed
+- the data's own episodes score {evaluation.behaviour.mean_score:.1f} on average
+- other seeds of the same recipe are the versions with the tag recipe `{evaluation.recipe}`
 
 ## Data
 
-- dataset: `{metrics["dataset"]}`, **{DATA[metrics["source"]]}**
-- origin: {validation["origin"]}, SHA-256 {metrics["digest"]}
-- {validation["transitions"]} transitions in {validation["episodes"]} episodes
-- returns: {returns["min"]:.1f} to {returns["max"]:.1f}, mean {returns["mean"]:.1f}
+- dataset: `{evaluation.dataset}`, **{DATA[evaluation.source]}**
+- origin: {validation.origin}, SHA-256 {evaluation.digest}
+- {validation.transitions} transitions in {validation.episodes} episodes
+- returns: {returns.min:.1f} to {returns.max:.1f}, mean {returns.mean:.1f}
 - warnings of the validation: {"; ".join(warnings)}
 
 ## Evaluation
 
-- simulator: {metrics["environment"]}, {metrics["simulator"]}; torch {versions["torch"]}, numpy {versions["numpy"]}
-- protocol: {metrics["protocol"]}
-- a decision for one state: {latency["median"]:.1f} ms (median), {latency["p95"]:.1f} ms (95th percentile) on the machine that
+- simulator: {evaluation.environment}, {evaluation.simulator}; torch {versions["torch"]}, numpy {versions["numpy"]}
+- protocol: {evaluation.protocol}
+- a decision for one state: {latency.median:.1f} ms (median), {latency.p95:.1f} ms (95th percentile) on the machine that
   evaluated; served on a CPU, its budget is {latency_budget_ms:g} ms
 
 ## Lineage
 
-- git commit {metrics["git_commit"]}{", with uncommitted changes" if git_dirty else ""}
-- recipe {metrics["recipe"]}: digest of params, data, simulator and protocol; neither the seed nor the code is part of it
-- runs: {", ".join(f"{stage} {run or 'untracked'}" for stage, run in metrics["runs"].items())}
+- git commit {evaluation.git_commit}{", with uncommitted changes" if git_dirty else ""}
+- recipe {evaluation.recipe}: digest of params, data, simulator and protocol; neither the seed nor the code is part of it
+- runs: {", ".join(f"{stage} {run}" for stage, run in evaluation.runs.items())}
 
 ## Intended use and limits
 
-For research in simulation: it acts in {metrics["environment"]} from full observations. Nothing was tested on a real machine,
+For research in simulation: it acts in {evaluation.environment} from full observations. Nothing was tested on a real machine,
 and nothing keeps its actions safe. It knows states like those of the data; far from them, its plans and the returns that they
 promise mean nothing. A score holds for its simulator, versions and protocol alone.
 
@@ -81,7 +80,7 @@ policy = mlflow.pyfunc.load_model("models:/{name}/VERSION")
 actions = policy.predict(observations, params={{"seed": 0}})
 ```
 
-Observations are float64 (n, {validation["observation_dim"]}), actions float32 (n, {validation["action_dim"]}).
+Observations are float64 (n, {validation.observation_dim}), actions float32 (n, {validation.action_dim}).
 """
 
 
@@ -90,11 +89,6 @@ def with_promotion(card: str, reason: str, scores: Mapping[str, str]) -> str:
     table = "\n".join(f"| {seed} | {score} |" for seed, score in scores.items())
     head = card.partition(PROMOTION)[0]
     return f"{head}{PROMOTION}\n{reason}\n\n| training seed | score |\n| --- | --- |\n{table}\n"
-
-
-def _score(scores: list[float]) -> str:
-    mean = f"{statistics.fmean(scores):.1f}"
-    return mean if len(scores) == 1 else f"{mean} ± {statistics.stdev(scores) / math.sqrt(len(scores)):.1f}"
 
 
 def _search(planner: Mapping[str, Any]) -> str:

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from stage_files import UNSCORED, evaluation_json, validation_json
 
+from tap.results import Evaluation, ValidationReport
 from tap.tracking.model_card import model_card, with_promotion
 
-VALIDATION = {
+BEHAVIOUR = evaluation_json()["behaviour"]
+VALIDATION = validation_json() | {
     "origin": "hopper-medium-replay.hdf5",
     "transitions": 100909,
     "episodes": 321,
@@ -15,32 +18,32 @@ VALIDATION = {
     "return": {"mean": 612.34, "min": -1.25, "max": 3012.06},
     "warnings": ["the last episode has no end in the file"],
 }
-METRICS: dict[str, Any] = {
-    "dataset": "hopper-medium-replay",
-    "source": "recollected",
-    "digest": "d1ge57",
-    "scale": "cpu",
-    "environment": "Hopper-v4",
-    "simulator": "gymnasium 1.4.0, mujoco 4.0.0",
-    "versions": {"torch": "2.13.0", "numpy": "2.4.6", "gymnasium": "1.4.0"},
-    "seed": 7,
-    "episodes": 4,
-    "protocol": "4 episodes, seeds 1000-1003, re-planned every step, last checkpoint",
-    "score_metric": "normalized_score",
-    "scores": [10.0, 20.0, 30.0, 40.0],  # standard deviation 12.91, so a standard error of 6.45
-    "return_mean": 801.26,
-    "behaviour": {"mean_return": 612.34, "mean_normalized_score": 19.44},
-    "latency_ms": {"median": 26.04, "p95": 31.51},
-    "planner": {"search": "beam", "beam_width": 16, "expansion_factor": 4, "samples": 256, "horizon": 12},
-    "latent_step": 3,
-    "recipe": "rec1pe",
-    "git_commit": "c0mm17",
-    "runs": {"train_vqvae": "run-a", "train_prior": None, "evaluate": "run-c"},
-}
+EVALUATION = evaluation_json(
+    source="recollected",
+    digest="d1ge57",
+    versions={"torch": "2.13.0", "numpy": "2.4.6", "gymnasium": "1.4.0"},
+    seed=7,
+    episodes=4,
+    protocol="4 episodes, seeds 1000-1003, re-planned every step, last checkpoint",
+    scores=[10.0, 20.0, 30.0, 40.0],  # standard deviation 12.91, so a standard error of 6.45
+    return_mean=801.26,
+    behaviour=BEHAVIOUR | {"mean_normalized_score": 19.44},
+    latency_ms={"median": 26.04, "p95": 31.51, "batch_median": 50.0},
+    planner={"search": "beam", "beam_width": 16, "expansion_factor": 4, "samples": 256, "horizon": 12},
+    recipe="rec1pe",
+    git_commit="c0mm17",
+    runs={"train_vqvae": "run-a", "train_prior": "run-b", "evaluate": "run-c"},
+)
 
 
-def card(**changes: Any) -> str:
-    return model_card("tap-hopper-medium-replay", METRICS | changes, VALIDATION, latency_budget_ms=200.0, git_dirty=False)
+def card(validation: dict[str, Any] = VALIDATION, git_dirty: bool = False, **changes: Any) -> str:
+    return model_card(
+        "tap-hopper-medium-replay",
+        Evaluation.model_validate(EVALUATION | changes),
+        ValidationReport.model_validate(validation),
+        latency_budget_ms=200.0,
+        git_dirty=git_dirty,
+    )
 
 
 def test_the_card_states_the_facts() -> None:
@@ -62,7 +65,7 @@ def test_the_card_states_the_facts() -> None:
         "26.0 ms (median), 31.5 ms (95th percentile)",
         "its budget is 200 ms",
         "git commit c0mm17 - recipe rec1pe",
-        "runs: train_vqvae run-a, train_prior untracked, evaluate run-c",
+        "runs: train_vqvae run-a, train_prior run-b, evaluate run-c",
         "Nothing was tested on a real machine",
         "tap serve tap-hopper-medium-replay",
         'mlflow.pyfunc.load_model("models:/tap-hopper-medium-replay/VERSION")',
@@ -80,11 +83,9 @@ def test_only_d4rls_own_data_is_called_d4rls(source: str, d4rls: bool) -> None:
 
 
 def test_a_card_without_reference_scores_without_spread_and_of_changed_code() -> None:
-    changes = {"score_metric": "return", "scores": [-3.04], "behaviour": {"mean_return": -7.06, "mean_normalized_score": None}}
+    changes = {"score_metric": "return", "scores": [-3.04], "behaviour": UNSCORED["behaviour"] | {"mean_return": -7.06}}
     planner = {"search": "prior_sampling", "samples": 256, "horizon": 12}
-    validation = VALIDATION | {"warnings": []}
-    metrics = METRICS | changes | {"planner": planner}
-    text = model_card("tap-mine", metrics, validation, latency_budget_ms=200.0, git_dirty=True)
+    text = card(VALIDATION | {"warnings": []}, git_dirty=True, planner=planner, **changes)
     for fact in (
         "| 7 | -3.0 | 801.3 | 4 |",
         "score: undiscounted return;",
@@ -105,6 +106,6 @@ def test_the_last_promotion_ends_the_card() -> None:
 
 def test_a_long_card_fits_into_mlflows_description() -> None:
     warnings = ["a warning of quite some length, as long as the longest that a validation knows today" * 2] * 20
-    text = model_card("tap-mine", METRICS, VALIDATION | {"warnings": warnings}, latency_budget_ms=200.0, git_dirty=True)
+    text = card(VALIDATION | {"warnings": warnings}, git_dirty=True)
     seeds = {str(seed): "100.0 ± 10.0" for seed in range(20)}
     assert len(with_promotion(text, "because " * 40, seeds)) < 5000

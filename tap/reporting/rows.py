@@ -1,0 +1,162 @@
+"""Rows of the results table: evaluations and ablations, grouped so that their seeds may be averaged.
+
+- A mean comes with its standard error: over seeds, or over episodes where there is a single seed.
+- Runs that differ in data, params, scale, simulator or evaluation seeds never share a row.
+- A row has the paper's number only where its dataset can be the paper's.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tap.estimates import Estimate
+from tap.reporting.paper import paper_scores
+from tap.results import Diagnosis, Evaluation, Latency
+
+SOURCES = {
+    "d4rl": "original D4RL",
+    "file": "your own file",
+    "recollected": "recollected, not D4RL's data",
+    "bundled": "bundled, not D4RL's data",
+}
+
+
+def load_evaluations(data: Path) -> list[Evaluation]:
+    """All evaluations and ablations under `data`/metrics, by dataset, ablation and seed.
+
+    Raises ValueError where there is no evaluation, or with the name of a file that is not valid.
+    """
+    metrics = data / "metrics"
+    found = [Evaluation.read(path) for path in [*metrics.glob("evaluate/*.json"), *metrics.glob("ablations/*.json")]]
+    if all(each.ablation for each in found):
+        raise ValueError(f"{metrics / 'evaluate'} holds no results: run `dvc repro evaluate` first")
+    return sorted(found, key=lambda each: (each.dataset, each.ablation or "", each.seed))
+
+
+def load_diagnoses(data: Path) -> list[Diagnosis]:
+    """All under `data`/metrics/diagnose, by dataset and seed. Raises ValueError with the name of a file that is not valid."""
+    diagnoses = [Diagnosis.read(path) for path in data.glob("metrics/diagnose/*.json")]
+    return sorted(diagnoses, key=lambda each: (each.dataset, each.seed))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a results table: all seeds of one experiment with one planner."""
+
+    evaluations: tuple[Evaluation, ...]
+    ablations: "tuple[Row, ...]" = ()
+    paper: Estimate | None = None
+
+    @property
+    def first(self) -> Evaluation:
+        """The first seed's evaluation, for what all seeds share."""
+        return self.evaluations[0]
+
+    @property
+    def normalized(self) -> bool:
+        """Whether scores are normalised; without reference scores they are plain returns."""
+        return all(each.normalized_score is not None for each in self.evaluations)
+
+    @property
+    def seed_scores(self) -> dict[int, float]:
+        """The score, or the mean return without reference scores, of each seed."""
+        return {
+            each.seed: statistics.fmean(each.returns) if each.normalized_score is None else each.normalized_score
+            for each in self.evaluations
+        }
+
+    @property
+    def score(self) -> Estimate:
+        """Mean over seeds, or over the episodes of a single seed."""
+        if len(self.evaluations) > 1:
+            return Estimate.of(list(self.seed_scores.values()))
+        if self.first.normalized_score is None:
+            return Estimate.of(self.first.returns)
+        return Estimate(self.first.normalized_score, self.first.normalized_score_standard_error)
+
+    @property
+    def over(self) -> str:
+        """What the standard error of `score` is over."""
+        return "seeds" if len(self.evaluations) > 1 else "episodes"
+
+    @property
+    def extent(self) -> str:
+        """How much was evaluated."""
+        seeds = len(self.evaluations)
+        return f"{seeds} seed{'s' * (seeds > 1)} \N{MULTIPLICATION SIGN} {self.first.episodes} episodes"
+
+    @property
+    def latency(self) -> Latency:
+        """Medians over seeds of the medians, and the slowest seed's 95th percentile."""
+        latencies = [each.latency_ms for each in self.evaluations]
+        return Latency(
+            median=statistics.median(each.median for each in latencies),
+            p95=max(each.p95 for each in latencies),
+            batch_median=statistics.median(each.batch_median for each in latencies),
+        )
+
+    @property
+    def search_value(self) -> float:
+        """Mean over seeds of the best predicted return at the first state."""
+        return statistics.fmean(each.search_value_mean for each in self.evaluations)
+
+    @property
+    def state_prediction_error(self) -> float:
+        """Mean over seeds of the squared error of plans' states against the simulator."""
+        return statistics.fmean(each.state_prediction_error for each in self.evaluations)
+
+    def minus(self, other: "Row") -> Estimate | None:
+        """Mean and standard error of the differences to `other`, seed by seed; None without a common seed."""
+        mine, theirs = self.seed_scores, other.seed_scores
+        differences = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        return Estimate.of(differences) if differences else None
+
+    def ablation(self, name: str) -> "Row | None":
+        """The row of the ablation called `name`, if it was run."""
+        return next((row for row in self.ablations if row.first.ablation == name), None)
+
+
+def table_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
+    """The results table: one row an experiment and planner, in the order of `evaluations`, each with its ablations."""
+    ablations = _grouped([each for each in evaluations if each.ablation])
+    rows = []
+    for group in _grouped([each for each in evaluations if not each.ablation]):
+        first = group[0]
+        of_group = tuple(Row(each) for each in ablations if _experiment(each[0]) == _experiment(first))
+        rows.append(Row(group, of_group, paper_scores(first.dataset, first.source).get("TAP")))
+    return rows
+
+
+def _grouped(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, ...]]:
+    """Evaluations that differ in the training seed alone, together."""
+    groups: dict[tuple[object, ...], list[Evaluation]] = {}
+    for each in evaluations:
+        planner = json.dumps(each.planner, sort_keys=True)
+        key = (*_experiment(each), each.protocol, each.ablation, planner, each.latent_step, each.recipe)
+        groups.setdefault(key, []).append(each)
+    return [tuple(group) for group in groups.values()]
+
+
+def _experiment(each: Evaluation) -> tuple[object, ...]:
+    """What an evaluation and its ablations have in common."""
+    data = (each.dataset, each.source, each.digest, each.scale)
+    return (*data, each.environment, each.simulator, each.environment_seed, each.episodes)
+
+
+def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """A few numbers of each dataset, for `dvc metrics show` and `dvc exp show`; of its first row, where it has several."""
+    numbers: dict[str, dict[str, float | None]] = {}
+    for row in rows:
+        error = row.score.standard_error
+        numbers.setdefault(
+            row.first.dataset,
+            {
+                "score": round(row.score.mean, 2),
+                "standard_error": None if error is None else round(error, 2),
+                "decision_ms": round(row.latency.median, 1),
+                "data_score": round(row.first.behaviour.mean_score, 2),
+            },
+        )
+    return numbers

@@ -53,7 +53,7 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
     seconds = in_turn(
         {
             "fast": lambda: policy.plan(observations, generators(1)),
-            "reference": lambda: reference.plan(policy.search, states, generators(1)),
+            "reference": lambda: reference.plan(policy.planner, states, generators(1)),
             "product": product,
         },
         device,

@@ -79,7 +79,7 @@ class Rollout:
     returns: np.ndarray  # (E,) undiscounted
     lengths: np.ndarray  # (E,) steps
     terminated: np.ndarray  # (E,) bool: the environment ended the episode, rather than its time limit
-    values: np.ndarray  # (E,) predicted return of the plan at the first state: the search value
+    search_values: np.ndarray  # (E,) predicted return of the plan at the first state
     log_probabilities: np.ndarray  # (E,) of that plan under the prior
     state_prediction_errors: np.ndarray  # (E,) of that plan
     latencies: np.ndarray  # (LATENCY_DECISIONS,) seconds to plan for one state
@@ -157,7 +157,7 @@ def rollout(
         returns=returns,
         lengths=lengths,
         terminated=terminated,
-        values=np.asarray(first_plan.value, np.float64),
+        search_values=np.asarray(first_plan.predicted_return, np.float64),
         log_probabilities=np.asarray(first_plan.log_probability, np.float64),
         state_prediction_errors=np.array([comparison.state_prediction_error for comparison in comparisons]),
         latencies=latencies,
@@ -265,7 +265,7 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
         "scores": scores.tolist(),
         "lengths": result.lengths.tolist(),
         "terminated": result.terminated.tolist(),
-        "search_value_mean": float(result.values.mean()),
+        "search_value_mean": float(result.search_values.mean()),
         "log_probability_mean": float(result.log_probabilities.mean()),
         "state_prediction_error": float(result.state_prediction_errors.mean()),
         "latency_ms": {

@@ -4,8 +4,9 @@ Shapes: B batch, T window steps, L latent step, M codes (= T / L), K codebook si
 X transition, F token, E width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,27 @@ from tap.settings import TrainVqvaeParams
 
 @dataclass(frozen=True)
 class Decoded:
-    """Predicted steps: normalised transitions (B, T, X), and logits (B, T) of the end flag, true past the episode's end."""
+    """Predicted steps: normalised transitions (B, T, X), and logits (B, T) of the end flag, which is 1 past the episode's end."""
 
     transitions_BTX: Tensor
     end_logits_BT: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, layout: Layout, device: torch.device) -> Self:
+        """No steps (T = 0)."""
+        return cls(torch.empty(batch, 0, layout.transition_dim, device=device), torch.empty(batch, 0, device=device))
+
+    def rows(self, rows: Tensor) -> Self:
+        """The batch entries at `rows`, which may repeat."""
+        return replace(self, transitions_BTX=self.transitions_BTX[rows], end_logits_BT=self.end_logits_BT[rows])
+
+    def append(self, later: Self) -> Self:
+        """These steps, then those of `later`."""
+        return replace(
+            self,
+            transitions_BTX=torch.cat([self.transitions_BTX, later.transitions_BTX], dim=1),
+            end_logits_BT=torch.cat([self.end_logits_BT, later.end_logits_BT], dim=1),
+        )
 
 
 class VQVAE(nn.Module):

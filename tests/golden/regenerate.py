@@ -83,7 +83,7 @@ def given(variant: str) -> dict[str, Tensor]:
     weights["vqvae.codebook.vectors_KD"] = vqvae.eval().features(tokens).detach().flatten(0, 1)[:6].clone()
     weights["vqvae.codebook.counts_K"] = torch.ones(6)
     weights["vqvae.codebook.sums_KD"] = weights["vqvae.codebook.vectors_KD"].clone()
-    scale = {"mean": torch.randn(LAYOUT.transition_dim), "deviation": torch.rand(LAYOUT.transition_dim) + 0.5}
+    scale = {"mean": torch.randn(LAYOUT.transition_dim), "std": torch.rand(LAYOUT.transition_dim) + 0.5}
     return weights | scale | {"tokens": tokens, "valid": valid, "observations": torch.randn(2, LAYOUT.observation_dim)}
 
 
@@ -103,11 +103,11 @@ def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
     found |= {f"vqvae_loss.{name}": value for name, value in vqvae.loss(tokens, valid).items()}
     found["log_probabilities"] = prior.log_probabilities(found["codes"], state)
 
-    normalizer = Normalizer(given["mean"].numpy(), given["deviation"].numpy())
+    normalizer = Normalizer(given["mean"].numpy(), given["std"].numpy())
     for name, changes in searches(variant).items():
         policy = Policy(vqvae, normalizer, prior, PLANNER.model_copy(update=changes), torch.device("cpu"))
         plan = policy.plan(given["observations"].numpy(), [torch.Generator().manual_seed(seed) for seed in (1, 2)])
-        for quantity in ("codes", "actions", "value", "log_probability", "score"):
+        for quantity in ("codes", "actions", "predicted_return", "log_probability", "score"):
             found[f"plan.{name}.{quantity}"] = torch.from_numpy(np.ascontiguousarray(getattr(plan, quantity)))
 
     for name, model, loss in (

@@ -50,9 +50,9 @@ def paper_policy(write_params: Callable[..., Path], task: str, **planner: Any) -
 def check(policy: Policy, states: int) -> None:
     observations = np.random.default_rng(1).normal(size=(states, policy.observation_dim)).astype(np.float32)
     fast = policy.plan(observations, generators(states))
-    plain = reference.plan(policy.search, torch.from_numpy(observations), generators(states))
+    plain = reference.plan(policy.planner, torch.from_numpy(observations), generators(states))
     np.testing.assert_array_equal(fast.codes, plain.codes)
-    for name in ("score", "value", "log_probability", "observations", "actions", "rewards", "returns_to_go"):
+    for name in ("score", "predicted_return", "log_probability", "observations", "actions", "rewards", "returns_to_go"):
         np.testing.assert_allclose(getattr(fast, name), getattr(plain, name), rtol=1e-4, atol=1e-3, err_msg=name)
 
 

@@ -44,8 +44,8 @@ class Plan:
 def predicted_return(rewards: Tensor, returns_to_go: Tensor, discount: float, end: Tensor | None = None) -> Tensor:
     """sum_{t=1}^{T-1} gamma^(t-1) r_t + gamma^(T-1) R_T over the last dimension (...,): the first part of the objective.
 
-    R_T includes r_T. The paper's objective (section 3.3) has one factor gamma more, which only rescales alpha. With `end`, the
-    probabilities (..., T) that the episode has ended before step t, each step is weighted by the probability that it is reached.
+    R_T includes r_T. The paper (section 3.3, equation 3) writes gamma^t: a constant factor, which rescales alpha. With `end`,
+    the probabilities (..., T) that step t is past the episode's end, each step is weighted by the probability of reaching it.
     """
     weights = discount ** torch.arange(rewards.shape[-1], device=rewards.device, dtype=rewards.dtype)
     terms = weights * torch.cat([rewards[..., :-1], returns_to_go[..., -1:]], dim=-1)

@@ -72,7 +72,9 @@ class Policy:
         if not len(observations):
             raise ValueError("there is no observation to plan from: send at least one")
         if not (np.abs(observations) <= np.finfo(np.float32).max).all():
-            raise ValueError("observations contain values that are not finite in float32 (NaN, infinite or too large): fix or drop them")
+            raise ValueError(
+                "observations contain values that are not finite in float32 (NaN, infinite or too large): fix or drop them"
+            )
 
     def _states(self, observations: np.ndarray) -> torch.Tensor:
         self.check(observations)

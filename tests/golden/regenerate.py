@@ -1,4 +1,4 @@
-"""The regression data of `test_golden.py`: what small models compute, stored so that a refactoring cannot change a number unnoticed.
+"""Regression data for `test_golden.py`: what small models compute, so that no refactoring changes a number unnoticed.
 
 golden.safetensors holds, for the base model and each variant, inputs, weights and every quantity from tokens to a plan. It is
 this project's own output: it shows that nothing has changed, not that anything is right. (published.safetensors beside it comes
@@ -128,7 +128,7 @@ def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def searches(variant: str) -> dict[str, dict[str, Any]]:
-    """All searches that the variant supports: an attention bottleneck does not decode partial plans, so it has no beam search."""
+    """All searches that the variant supports: an attention bottleneck cannot decode partial plans, so no beam search."""
     return {name: changes for name, changes in SEARCHES.items() if variant != "attention" or "search" in changes}
 
 

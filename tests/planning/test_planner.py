@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from tap.planning.planner import MAX_BATCH_STATES, batch_sizes, likelihood_penalty, predicted_return, sample_codes, sample_distinct_codes
+from tap.planning.planner import (
+    MAX_BATCH_STATES,
+    batch_sizes,
+    likelihood_penalty,
+    predicted_return,
+    sample_codes,
+    sample_distinct_codes,
+)
 from tap.planning.policy import Policy
 from tap.settings import Params
 
@@ -201,7 +208,9 @@ def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str
     assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)
 
 
-@pytest.mark.parametrize("states", [1, 2, 3, MAX_BATCH_STATES - 1, MAX_BATCH_STATES, MAX_BATCH_STATES + 1, 5 * MAX_BATCH_STATES + 7])
+@pytest.mark.parametrize(
+    "states", [1, 2, 3, MAX_BATCH_STATES - 1, MAX_BATCH_STATES, MAX_BATCH_STATES + 1, 5 * MAX_BATCH_STATES + 7]
+)
 def test_batches_are_bounded_and_recorded_ones_of_few_sizes(states: int) -> None:
     for recorded in (False, True):
         sizes = batch_sizes(states, recorded)

@@ -52,7 +52,9 @@ def test_a_folder_of_an_earlier_version_is_explained(tiny_policy_folder: Path) -
     description = json.loads(file.read_text())
     del description["normalizer"]["lowest"], description["normalizer"]["highest"]
     file.write_text(json.dumps(description))
-    with pytest.raises(ValueError, match=r"vqvae\.json is of an earlier version .*lacks highest, lowest.* train again"):
+    with pytest.raises(
+        ValueError, match=r"vqvae\.json was written by an earlier version .*lacks highest, lowest.* train again"
+    ):
         Policy.load(tiny_policy_folder)
 
 

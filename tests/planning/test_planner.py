@@ -27,21 +27,22 @@ def with_planner(policy: Policy, **changes: object) -> Policy:
 
 
 def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
-    """The best of all code sequences, one after another, with whole passes and plain sums; no line shared with the planner."""
+    """The best of all code sequences, by brute force: with whole sequences; no code is shared with the planner."""
     vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
-    mean, deviation = policy.normalizer.mean, policy.normalizer.deviation
-    state = torch.from_numpy((observation - mean[layout.observation]) / deviation[layout.observation]).float()[None]
+    mean, std = policy.normalizer.mean, policy.normalizer.deviation
+    state = torch.from_numpy((observation - mean[layout.observation]) / std[layout.observation]).float()[None]
     num_codes = params.horizon // vqvae.params.latent_step
     best: tuple[tuple[int, ...], float, np.ndarray] | None = None
     for codes in itertools.product(range(vqvae.params.codebook.size), repeat=num_codes):
         with torch.no_grad():
             steps, _ = vqvae.decode(torch.tensor([codes]), state)
             log_probability = float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum())
-        raw = steps.transitions_BTX[0].numpy() * deviation + mean
+        raw = steps.transitions_BTX[0].numpy() * std + mean
         discount, last = vqvae.params.windows.discount, params.horizon - 1
-        value = sum(discount**t * raw[t, layout.reward] for t in range(last)) + discount**last * raw[last, layout.return_to_go]
+        rewards = sum(discount**t * raw[t, layout.reward] for t in range(last))
+        predicted = rewards + discount**last * raw[last, layout.return_to_go]
         likely = min(log_probability, num_codes * math.log(params.likelihood_threshold))
-        score = value + params.likelihood_weight * likely
+        score = predicted + params.likelihood_weight * likely
         if best is None or score > best[1]:
             best = codes, score, raw[:, layout.action]
     assert best is not None
@@ -67,7 +68,7 @@ def test_the_penalty_by_hand(tiny_params: Params) -> None:
     torch.testing.assert_close(penalty, torch.tensor([500 * 2 * math.log(0.05), 500 * unlikely], dtype=torch.float64))
 
 
-def test_draws_have_the_distributions_frequencies() -> None:
+def test_samples_have_the_frequencies_of_the_distribution() -> None:
     probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 0.0, 0.0, 1.0]])
     noise = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(0))
     codes = sample_codes(probabilities.log(), noise)
@@ -76,8 +77,8 @@ def test_draws_have_the_distributions_frequencies() -> None:
     assert sample_codes(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
 
 
-def test_distinct_draws_are_a_sample_without_replacement() -> None:
-    """The frequency of each pair equals that of drawing one, then another among the rest."""
+def test_distinct_codes_are_sampled_without_replacement() -> None:
+    """Each pair is as frequent as when one code is sampled, then another from the rest."""
     p = [0.1, 0.2, 0.7]
     noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
     pairs = sample_distinct_codes(torch.tensor(p).log().expand(20_000, 3), noise, 2).sort(dim=1).values
@@ -97,7 +98,7 @@ def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy)
 
 
 def test_without_replacement_a_beam_wider_than_all_plans_is_the_exhaustive_search(tiny_policy: Policy) -> None:
-    """Also where it asks for more different codes than there are, as the paper's Adroit does: 1024 of 512."""
+    """Also if it asks for more distinct codes than there are, as the paper does for Adroit: 1024 of 512."""
     size = tiny_policy.vqvae.params.codebook.size
     policy = with_planner(tiny_policy, replacement=False, beam_width=size**2, expansion_factor=size + 1, likelihood_weight=2.0)
     observation = np.random.default_rng(8).normal(size=11).astype(np.float32)
@@ -122,7 +123,7 @@ def test_the_plan_is_the_best_of_its_candidates(tiny_policy: Policy, search: str
 
 @pytest.mark.parametrize("likelihood_threshold", [0.05, 0.9])
 def test_a_wide_beam_finds_the_exhaustive_optimum(tiny_policy: Policy, likelihood_threshold: float) -> None:
-    # Samples repeat, and repeats of the best partial plan would crowd out all others in a narrow beam.
+    # Sampled codes repeat, and in a narrow beam, repeats of the best partial plan would displace all others.
     policy = with_planner(
         tiny_policy, beam_width=3000, expansion_factor=1, likelihood_weight=2.0, likelihood_threshold=likelihood_threshold
     )
@@ -199,7 +200,7 @@ def test_no_search_follows_the_prior(tiny_policy: Policy) -> None:
 
 @pytest.mark.parametrize("choices", [{}, {"replacement": False, "expansion_factor": 1}, {"search": "prior_sampling"}])
 def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str, object]) -> None:
-    """What a CUDA graph needs, tried on tensors that have a shape but no values."""
+    """As a CUDA graph requires. Tested with meta tensors, which have a shape but no values."""
     policy = with_planner(tiny_policy, **choices)
     policy.vqvae.to("meta"), policy.prior.to("meta")
     noise = policy.planner.noise(generators(0, 1)).to("meta")
@@ -211,7 +212,7 @@ def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str
 @pytest.mark.parametrize(
     "states", [1, 2, 3, MAX_BATCH_STATES - 1, MAX_BATCH_STATES, MAX_BATCH_STATES + 1, 5 * MAX_BATCH_STATES + 7]
 )
-def test_batches_are_bounded_and_recorded_ones_of_few_sizes(states: int) -> None:
+def test_batches_are_bounded_and_recorded_ones_have_few_sizes(states: int) -> None:
     for recorded in (False, True):
         sizes = batch_sizes(states, recorded)
         assert sum(sizes) == states and max(sizes) <= MAX_BATCH_STATES

@@ -63,9 +63,9 @@ def test_reasons_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
     policy = Policy.load(tiny_policy_folder)
     policy.normalizer = replace(policy.normalizer, lowest=lowest, highest=highest)
     observations = np.zeros((5, 11))
-    observations[1, 4] = 3.39  # the range is 4 wide: a tenth beyond it is still familiar
+    observations[1, 4] = 3.39  # the range is 4 wide, and a tenth more is allowed
     observations[2, 4] = 3.41
-    observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is named
+    observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is reported
     plan = policy.plan(observations, generators(5))
     assert policy.planner.num_codes == 2 and policy.params.likelihood_threshold == 0.05
     plan = replace(plan, log_probability=np.log([0.0026, 0.0026, 0.0026, 0.0026, 0.0024]))  # the threshold is 0.0025

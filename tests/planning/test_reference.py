@@ -17,7 +17,7 @@ from tap.settings import load_params
 
 CHOICES: list[dict[str, Any]] = [
     {"replacement": False},
-    {"replacement": False, "beam_width": 150},  # 600 different first codes, of 512
+    {"replacement": False, "beam_width": 150},  # 600 distinct first codes of 512
     {"partial_threshold": True},
     {"stop_at_end": True},
     {"horizon": 3},
@@ -37,7 +37,7 @@ def paper_policy(write_params: Callable[..., Path], task: str, **planner: Any) -
     vqvae, prior = VQVAE(params.train_vqvae, layout), Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
     with torch.no_grad():
         for parameter in (*vqvae.to_token.parameters(), *prior.to_logits.parameters(), *prior.embed_code.parameters()):
-            parameter.mul_(20)  # as trained models do, prefer some codes, and predict returns that differ
+            parameter.mul_(20)  # like trained models, prefer some codes and predict different returns
     vqvae.codebook.vectors_KD.normal_()
     rng = np.random.default_rng(0)
     normalizer = Normalizer(

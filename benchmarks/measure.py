@@ -1,4 +1,4 @@
-"""How all benchmarks measure and print."""
+"""Measuring and printing, shared by all benchmarks."""
 
 import argparse
 import ctypes
@@ -22,7 +22,7 @@ Result = dict[str, Any]
 
 
 def main(description: str | None, benchmark: Callable[[torch.device, bool], Result]) -> None:
-    """The command line of a benchmark: prints what `benchmark(device, quick)` returns, and what it ran on."""
+    """The command line of a benchmark: prints what `benchmark(device, quick)` returns, with hardware and versions."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
@@ -50,7 +50,7 @@ def machine() -> Result:
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Wall time of one call, up to the end of its work on the device."""
+    """Wall time of one call, including its work on the device."""
     _synchronize(device)
     start = time.perf_counter()
     function()
@@ -59,7 +59,7 @@ def seconds(function: Callable[[], Any], device: torch.device) -> float:
 
 
 def in_turn(functions: dict[str, Callable[[], Any]], device: torch.device, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each function in each of `repetitions` rounds, one after the other in every round, after a first one."""
+    """Seconds of each function in each of `repetitions` rounds, which call all functions in turn; after one call to warm up."""
     for function in functions.values():
         function()
     rounds = [{name: seconds(function, device) for name, function in functions.items()} for _ in range(repetitions)]
@@ -72,16 +72,16 @@ def ratio(numerators: list[float], denominators: list[float]) -> float:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Any], float]:
-    """A large product of two matrices, the fastest thing the device does, and its floating-point operations."""
+    """A large matrix product, which runs at the device's peak speed, and its number of floating-point operations."""
     size = 2048 if device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return lambda: a @ b, 2.0 * size**3
 
 
 def profile(function: Callable[[], Any], device: torch.device) -> Result:
-    """What one call spends a device's time on: the share of each operation, on a GPU of each kernel, the ten costliest.
+    """The share of one call's time on the device that each operation (on a GPU, each kernel) takes: the ten costliest.
 
-    "busy" is how much of the call's wall time these, and all that are not shown, account for: the rest waits for work.
+    "busy" is the share of the call's wall time that all operations take together; the rest is idle.
     """
     on_gpu = device.type == "cuda"
     with torch.profiler.profile() as profiler:
@@ -98,15 +98,15 @@ def profile(function: Callable[[], Any], device: torch.device) -> Result:
 
 @contextmanager
 def peak_memory(device: torch.device, into: Result) -> Iterator[None]:
-    """Puts the most memory that was in use within the context into `into`: the GPU's, else the whole process's."""
+    """Write the peak memory within the context to `into`: the GPU's, or the whole process's without a GPU."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         yield
         into["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
     else:
-        ctypes.CDLL(None).malloc_trim(0)  # gives back what earlier work has freed
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the high-water mark
+        ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
+        Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM, the high-water mark
         yield
         into["peak_memory_bytes"] = _status("VmHWM")
 

@@ -1,4 +1,4 @@
-"""The models with attention and codebook as they are written first: explicit softmax, products with one-hot codes."""
+"""The models with naive attention and codebook: explicit softmax, products with one-hot codes."""
 
 import torch
 from torch import Tensor, nn

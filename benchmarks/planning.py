@@ -1,8 +1,8 @@
-"""Seconds a decision takes: by suite, against the reference planner; by dimensions, horizon and number of states at once.
+"""Decision latency: by suite, against the reference planner; by dimensions, horizon and number of states planned for at once.
 
-All at the paper's sizes. "speedup" and "share_of_peak" are medians over rounds in which both planners and a large product of
-matrices of the same type ran in turn. The work counted is what one decision needs: each plan's new steps decoded once, each
-kept plan continued once. "profile" tells what a decision's time goes to.
+At the paper's sizes. "speedup" and "share_of_peak" are medians over rounds in which both planners and a large matrix product
+of the same type run in turn. The operations counted are those that one decision needs: the new steps of each plan decoded once,
+each kept plan continued once. "profile" is the share of a decision's time that each operation takes.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from tap.planning import reference
 from tap.planning.policy import Policy
 from tap.settings import Params
 
-SUITES = {"locomotion": "hopper", "adroit": "pen", "antmaze": "antmaze"}  # each by one of its tasks
+SUITES = {"locomotion": "hopper", "adroit": "pen", "antmaze": "antmaze"}  # one task of each
 
 
 def benchmark(device: torch.device, quick: bool) -> Result:
@@ -44,7 +44,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
 
 
 def against_reference(task: str, device: torch.device, repetitions: int) -> Result:
-    """One suite's decision for one state, beside the reference planner and the fastest that the device can do."""
+    """One suite's decision for one state, compared with the reference planner and with the device's peak speed."""
     params, layout = params_of(task, "paper"), LAYOUTS[task]
     policy = random_policy(params, layout, device)
     observations = random_observations(1, layout)
@@ -53,7 +53,7 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
     seconds = in_turn(
         {
             "fast": lambda: policy.plan(observations, generators(1)),
-            "reference": lambda: reference.plan(policy.search, states, generators(1)),
+            "reference": lambda: reference.plan(policy.planner, states, generators(1)),
             "product": product,
         },
         device,
@@ -76,7 +76,7 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
 def latencies(
     policies: dict[str, Policy], states: int, device: torch.device, repetitions: int
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Median milliseconds to plan for that many states at once, of each policy in turn; and the seconds of all rounds."""
+    """Median milliseconds to plan for `states` states at once, for each policy; and the seconds of all rounds."""
     functions: dict[str, Any] = {}
     for name, policy in policies.items():
         observations = random_observations(states, policy.vqvae.layout)

@@ -1,6 +1,6 @@
-"""Updates per second of one process and of several that share the same batch: two on a CPU, one for each of several GPUs.
+"""Updates per second of one process, and of several that share the same batch: two on a CPU, one per GPU otherwise.
 
-The VQ-VAE of locomotion at the paper's size; on a CPU at the `cpu` scale, with one thread a process.
+The VQ-VAE of locomotion at the paper's size; on a CPU at the `cpu` scale, with one thread per process.
 """
 
 import os
@@ -29,7 +29,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
 
 
 def updates_per_second(processes: int, updates: int) -> float:
-    """Trains in processes of their own."""
+    """Measured in `processes` subprocesses."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command = [sys.executable, *launcher, "-m", "benchmarks.scaling", str(updates)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}

@@ -1,4 +1,4 @@
-"""The sizes to measure: tasks' dimensions, params at a scale, policies and training batches with random weights and data."""
+"""What the benchmarks measure: task dimensions, params at a scale, policies with random weights, windows of random data."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 def params_of(task: str, scale: Scale, **overrides: Any) -> Params:
-    """What params.yaml gives a dataset of `task` at `scale`; `overrides` by stage, as under `datasets`."""
+    """The params of a dataset of `task` at `scale`, with `overrides` by stage, as under `datasets` in params.yaml."""
     content = yaml.safe_load(Path("params.yaml").read_text())
     content |= {"datasets": {task: overrides}, "ablate": {"datasets": [], "planners": [], "models": []}}
     with tempfile.TemporaryDirectory() as folder:

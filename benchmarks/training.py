@@ -1,10 +1,10 @@
-"""Updates per second and memory of training: by model and suite, against the naive version; and how they grow.
+"""Updates per second and memory of training: by model and suite, against the naive version; by batch, width and window length.
 
-Whole updates are measured, as the stages make them: batch, loss, gradients, clipping, optimiser. All at the paper's sizes, but
-in smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large product
-of matrices of the same type, "speedup" with the naive version, each the median over rounds in which all of them ran in turn.
-On a GPU the models by suite are compiled and their updates recorded as CUDA graphs, as in the stages; the ones that show the
-growth, and the naive ones, are not. Memory is the GPU's, or the whole process's. "profile" tells what an update's time goes to.
+Whole updates are measured, as in the stages: batch, loss, gradients, clipping, optimiser. All at the paper's sizes, but with
+smaller batches on a CPU. "share_of_peak" compares the update's matrix products (forward and backward) with a large matrix
+product of the same type, "speedup" with the naive version; each a median over rounds in which all of them run in turn. On a
+GPU, the models by suite are compiled and their updates recorded as CUDA graphs, as in the stages; the others and the naive ones
+are not. Memory is the GPU's, or the whole process's. "profile" is the share of an update's time that each operation takes.
 """
 
 import copy
@@ -69,7 +69,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
 
 
 def measure(update: Update, gflop: float, device: torch.device, repetitions: int, naive: Update | None = None) -> Result:
-    """Speed of one model's updates."""
+    """The speed of one model's updates."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     product, product_flops = matrix_product(device, dtype)
     functions = {"update": update, "product": product} | ({"naive": naive} if naive else {})
@@ -86,7 +86,7 @@ def measure(update: Update, gflop: float, device: torch.device, repetitions: int
 
 
 def setup(name: str, params: Params, layout: Layout, batch: int, device: torch.device) -> tuple[nn.Module, Update, float]:
-    """A model in training, a function that makes one update of it, and the matrix products' 10^9 operations in that."""
+    """A model in training mode, a function that makes one update, and the GFLOP of the update's matrix products."""
     torch.manual_seed(0)
     windows = random_windows(params, layout, device)
     vqvae, prior = VQVAE(params.train_vqvae, layout), Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
@@ -106,7 +106,7 @@ def setup(name: str, params: Params, layout: Layout, batch: int, device: torch.d
     starts = torch.randint(len(windows), (batch,), device=device)
     few, counter = starts[:4], FlopCounterMode(display=False)
     state = copy.deepcopy(model.state_dict())
-    with counter, sdpa_kernel(SDPBackend.MATH):  # whose products are counted
+    with counter, sdpa_kernel(SDPBackend.MATH):  # the only attention whose products are counted
         loss(few, False)["loss"].backward()
     model.load_state_dict(state)
     gflop = counter.get_total_flops() / 1e9 * batch / len(few)

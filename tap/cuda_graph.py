@@ -1,4 +1,4 @@
-"""CUDA graphs: small kernels take longer to launch than to run, so a fixed sequence of them is recorded once and replayed."""
+"""CUDA graphs: small kernels take longer to launch than to run, so a fixed sequence is recorded once and then replayed."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -12,9 +12,9 @@ Outputs = TypeVar("Outputs")  # a tensor, or tuples and dictionaries of them
 class Graphed(Generic[Outputs]):
     """A function of GPU tensors of fixed shapes, recorded as a CUDA graph.
 
-    The first `warm_up` calls are the function's own, in which libraries, compilers and optimisers set themselves up. Every call
-    has the effects of a call of the function, recorded or not. Outputs hold until the next call overwrites them. Graphs may
-    share their `memory`, as long as one's outputs are read before another is called.
+    The first `warm_up` calls run the function itself, so that libraries, compilers and optimisers initialise before recording.
+    Every call, recorded or not, has the effects of calling the function. Outputs are valid until the next call overwrites them.
+    Graphs may share a `memory` pool if the outputs of one are read before another is called.
     """
 
     def __init__(self, function: Callable[..., Outputs], warm_up: int, memory: Any = None) -> None:

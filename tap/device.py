@@ -6,16 +6,16 @@ import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is this process's GPU where there is one. Raises ValueError for an unknown name.
+    """The device called `name`; "auto" is this process's GPU, or the CPU without one. Raises ValueError for an unknown name.
 
-    On a GPU, products of float32 matrices are computed in TF32 from then on.
+    If it is a GPU, float32 matrix products use TF32 from then on.
     """
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"TAP_DEVICE={name} is no device: use auto, cpu, cuda or cuda:N") from None
+        raise ValueError(f"TAP_DEVICE={name} is not a device: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
         torch.cuda.set_device(device.index or 0)

@@ -1,4 +1,4 @@
-"""Rank, world size and sums over processes; every function is the identity in a single process."""
+"""Rank, world size and sums over processes. In a single process, sums and broadcasts return their input."""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def broadcast(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes that torchrun started (environment variable WORLD_SIZE), for the length of the context."""
+    """A context in which the processes that torchrun started (environment variable WORLD_SIZE) communicate."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return

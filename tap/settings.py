@@ -52,7 +52,7 @@ class FetchParams(Section):
 
 
 class WindowParams(Section):
-    """How episodes become training windows (method: Data)."""
+    """How episodes become training windows (paper, sections 3.1 and 3.2)."""
 
     length: PositiveInt  # T
     discount: Probability
@@ -78,12 +78,12 @@ class TransformerParams(Section):
     @model_validator(mode="after")
     def heads_divide_width(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
 
 
 class CodebookParams(Section):
-    """The EMA codebook (method: Model)."""
+    """The codebook and its updates by exponential moving averages (paper, section 2.1)."""
 
     size: Annotated[int, Field(ge=2)]  # K
     dim: PositiveInt  # D
@@ -126,7 +126,7 @@ class FitParams(Section):
 class TrainVqvaeParams(Section):
     windows: WindowParams
     latent_step: PositiveInt  # L
-    bottleneck: Literal["pool", "attention"]  # how L steps and one code become each other
+    bottleneck: Literal["pool", "attention"]  # between L steps and one code
     decoder: Literal["conditional", "unconditional"]  # whether it sees the window's first state
     codebook: CodebookParams
     transformer: TransformerParams
@@ -136,7 +136,7 @@ class TrainVqvaeParams(Section):
     @model_validator(mode="after")
     def window_holds_whole_codes(self) -> Self:
         if self.windows.length % self.latent_step:
-            raise ValueError(f"windows.length {self.windows.length} is no multiple of latent_step {self.latent_step}")
+            raise ValueError(f"windows.length {self.windows.length} is not a multiple of latent_step {self.latent_step}")
         return self
 
 
@@ -146,25 +146,25 @@ class TrainPriorParams(Section):
 
 
 class PlannerParams(Section):
-    """The search over codes (method: Planning)."""
+    """The search over codes (paper, section 3.3)."""
 
     search: Literal["beam", "prior_sampling", "uniform_sampling"]
     horizon: PositiveInt
     beam_width: PositiveInt
     expansion_factor: PositiveInt
     samples: PositiveInt  # of prior_sampling and uniform_sampling
-    replacement: bool  # beam search expands a plan by codes that may repeat, rather than by different ones
+    replacement: bool  # beam search samples the codes that continue a plan with replacement
     likelihood_weight: Annotated[float, Field(ge=0)]  # alpha
     likelihood_threshold: Probability  # beta
-    partial_threshold: bool  # a partial plan of m codes is held to beta^m rather than to beta^M
+    partial_threshold: bool  # a partial plan of m codes is penalised below beta^m, not below beta^M
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
 
 
 class EvaluateParams(Section):
     episodes: PositiveInt
-    plan_every: PositiveInt  # so many actions of a plan are executed before the next plan
+    plan_every: PositiveInt  # actions of a plan that are executed before the next plan
     seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
-    latency_budget_ms: PositiveFloat  # a decision of the served policy may take so long, on a CPU and for one state
+    latency_budget_ms: PositiveFloat  # longest allowed decision of the served policy, on a CPU and for one state
     planner: PlannerParams
 
 
@@ -184,7 +184,7 @@ class Params(Section):
         horizon = planner.horizon
         if horizon % vqvae.latent_step:
             raise ValueError(
-                f"evaluate.planner.horizon {horizon} is no multiple of train_vqvae.latent_step {vqvae.latent_step}"
+                f"evaluate.planner.horizon {horizon} is not a multiple of train_vqvae.latent_step {vqvae.latent_step}"
             )
         if horizon > vqvae.windows.length:
             raise ValueError(
@@ -202,7 +202,7 @@ class Params(Section):
 
 
 class Ablation(Section):
-    """One ablation's overrides, by stage. Whatever changes a model trains models of its own."""
+    """One ablation's overrides, by stage. An ablation that changes a model trains separate models."""
 
     train_vqvae: dict[str, Any] = {}
     train_prior: dict[str, Any] = {}
@@ -264,16 +264,16 @@ Key = tuple[str, ...]
 def read_params_file(path: Path) -> ParamsFile:
     """Read and check the layout of params.yaml.
 
-    Raises ValueError where the file is missing, no YAML, or has unknown or missing keys.
+    Raises ValueError if the file is missing, is not valid YAML, or has unknown or missing keys.
     """
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist: run inside the project's folder") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from None
+        raise ValueError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no mapping at its top")
+        raise ValueError(f"{path} must hold a mapping at its top level")
     try:
         return ParamsFile.model_validate(content)
     except ValidationError as error:
@@ -281,7 +281,7 @@ def read_params_file(path: Path) -> ParamsFile:
 
 
 def suite_of(dataset: str) -> Suite:
-    """The suite that a dataset's id tells by its first word, as D4RL's ids do."""
+    """The suite of a dataset, from the first word of its id, as in D4RL's ids."""
     match dataset.split("-")[0]:
         case "hopper" | "halfcheetah" | "walker2d" | "ant":
             return "locomotion"
@@ -414,7 +414,7 @@ class Runtime(BaseSettings):
     device: str = Field("auto", validation_alias="TAP_DEVICE")
     checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")
     tracking_uri: str = Field("sqlite:///mlflow.db", validation_alias="MLFLOW_TRACKING_URI")
-    spool: Path = Field(Path(".tracking"), validation_alias="TAP_SPOOL")  # what MLflow has not been told yet
+    spool: Path = Field(Path(".tracking"), validation_alias="TAP_SPOOL")  # what has not been synced to MLflow yet
     parent_run: str | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
     flow_run: str | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
     d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")

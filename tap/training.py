@@ -1,6 +1,6 @@
-"""The one training loop: updates, held-out loss, atomic checkpoints, resume.
+"""The training loop: updates, held-out loss, atomic checkpoints, resume.
 
-Knows no model and no data: it draws window indices, and a loss function turns them into numbers.
+It is independent of model and data: it samples window indices, and a loss function turns them into losses.
 """
 
 import fcntl
@@ -26,12 +26,12 @@ from tap.settings import FitParams
 
 HELD_OUT_WINDOWS = 1024  # spread evenly over the held-out episodes
 
-# Window indices (B,) and whether they are held-out ones -> this process's share of the loss over the global batch, under
-# "loss", and anything else to log: scalars, which are averaged over updates, and "code_counts" (K,), the uses of each code.
+# Maps window indices (B,), and whether they are held out, to this process's share of the loss over the global batch, "loss",
+# and anything else to log: scalars, which are averaged over updates, and "code_counts" (K,), how often each code is used.
 LossFunction = Callable[[Tensor, bool], dict[str, Tensor]]
-# Means since the last such call, at an update.
+# Logged values by name: means over the updates since the last log.
 Values = dict[str, float]
-History = list[tuple[int, Values]]
+History = list[tuple[int, Values]]  # by update
 
 
 @contextmanager
@@ -56,14 +56,14 @@ def checkpoint_folder(root: Path, name: str, inputs: dict[str, Any]) -> Iterator
 
 
 def make_optimizer(model: nn.Module, params: FitParams) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
+    """AdamW (Loshchilov and Hutter 2019) with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": params.weight_decay},
         {"params": others, "weight_decay": 0},
     ]
-    capturable = matrices[0].is_cuda  # by a CUDA graph
+    capturable = matrices[0].is_cuda  # in a CUDA graph
     return torch.optim.AdamW(groups, lr=params.learning_rate, betas=params.betas, fused=True, capturable=capturable)
 
 
@@ -80,12 +80,12 @@ def fit(
     log: Callable[[int, Values], None],
     description: str,
 ) -> History:
-    """Train `model` in place for `params.updates` updates, from `checkpoint` where that file exists.
+    """Train `model` in place for `params.updates` updates, resuming from `checkpoint` if that file exists.
 
-    A resumed run ends with the same weights as an uninterrupted one: the checkpoint holds model, optimiser, update and all
-    random state. Every `params.log_every` updates, the means since the last time and the held-out loss go to `log`; returns all
-    of them, those from before a resume included. Torch's default generator is seeded here: dropout can draw from no other.
-    Raises ValueError on a loss that is not finite, and where the batch cannot be shared among the processes.
+    A resumed run ends with the same weights as an uninterrupted one: the checkpoint holds model, optimiser, update number and
+    all random state. Every `params.log_every` updates, the means since the last log and the held-out loss are passed to `log`;
+    returns all of them, including those from before a resume. Seeds torch's default generator, the only one that dropout uses.
+    Raises ValueError if a loss is not finite, and if the batch cannot be divided among the processes.
     """
     local_batch = params.batch_size_per_process(world_size())
     optimizer = make_optimizer(model, params)
@@ -99,24 +99,18 @@ def fit(
     started, first = time.monotonic(), update
     with tqdm(total=params.updates, initial=update, desc=description, unit="update", disable=rank() > 0, mininterval=1) as bar:
         while update < params.updates:
-            starts = torch.randint(num_windows, (params.batch_size,), generator=batches)
-            local = _to(device, starts[rank() * local_batch : (rank() + 1) * local_batch])
-            losses = make_update(local)
+            losses = make_update(_sample_batch(num_windows, params.batch_size, local_batch, batches, device))
             update += 1
-            for name, value in losses.items():
-                sums[name] = sums[name] + value.detach() if name in sums else value.detach().clone()
+            _accumulate(sums, losses)
             bar.update()
 
             if update % params.log_every == 0 or update == params.updates:
                 values = _summarize(sums, (update - 1) % params.log_every + 1)
                 values["updates_per_second"] = (update - first) / (time.monotonic() - started)
-                sums = {}
                 if num_held_out:
                     values["held_out_loss"] = _held_out_loss(model, loss, num_held_out, local_batch, device)
-                if not math.isfinite(values["loss"]):
-                    raise ValueError(
-                        f"the loss is {values['loss']} at update {update}: lower fit.learning_rate, or look for outliers"
-                    )
+                _check_finite(values["loss"], update)
+                sums = {}
                 history.append((update, values))
                 log(update, values)
                 shown = ("loss", "held_out_loss", "codebook_usage")
@@ -130,9 +124,9 @@ def fit(
 def step(
     model: nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, params: FitParams, starts: Tensor
 ) -> dict[str, Tensor]:
-    """One update with the windows `starts` (B,), this process's share of the batch; returns the losses.
+    """One update on the windows `starts` (B,), this process's share of the batch; returns the losses.
 
-    Never waits for a GPU.
+    It never waits for the GPU, and can be recorded as a CUDA graph.
     """
     with torch.autocast(starts.device.type, torch.bfloat16, enabled=starts.is_cuda):
         losses = loss(starts, False)
@@ -144,13 +138,28 @@ def step(
     return losses
 
 
-def _to(device: torch.device, tensor: Tensor) -> Tensor:
-    """A copy to a GPU that runs beside the work already given to it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def _sample_batch(
+    num_windows: int, batch_size: int, local_batch: int, generator: torch.Generator, device: torch.device
+) -> Tensor:
+    """This process's share (local_batch,) of a uniform sample of window indices; all processes sample the same whole batch."""
+    starts = torch.randint(num_windows, (batch_size,), generator=generator)
+    local = starts[rank() * local_batch : (rank() + 1) * local_batch]
+    # From pinned memory, the copy runs in parallel with work already queued on the GPU.
+    return local.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else local.to(device)
+
+
+def _accumulate(sums: dict[str, Tensor], losses: dict[str, Tensor]) -> None:
+    for name, value in losses.items():
+        sums[name] = sums[name] + value.detach() if name in sums else value.detach().clone()
+
+
+def _check_finite(loss: float, update: int) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss} at update {update}: lower fit.learning_rate, or check the data for outliers")
 
 
 def _sum_gradients(model: nn.Module) -> None:
-    """Every loss is a share of the global one, so gradients add up: all in one message."""
+    """Sum gradients over processes, in one message: each process's loss is a share of the global one."""
     if world_size() > 1:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         total = all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -159,7 +168,7 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def _summarize(sums: dict[str, Tensor], updates: int) -> Values:
-    """Means over `updates` and over processes; counts of code uses become usage (share of codes) and perplexity."""
+    """Means over `updates` of sums over processes; code counts become usage (share of codes used) and perplexity."""
     values: Values = {}
     for name, total in sums.items():
         total = all_reduce_sum(total)
@@ -174,7 +183,7 @@ def _summarize(sums: dict[str, Tensor], updates: int) -> Values:
 
 @torch.no_grad()
 def _held_out_loss(model: nn.Module, loss: LossFunction, num_held_out: int, local_batch: int, device: torch.device) -> float:
-    """The mean loss over at most HELD_OUT_WINDOWS held-out windows; every process does its share of each batch."""
+    """The mean loss over at most HELD_OUT_WINDOWS held-out windows; each batch is divided among the processes."""
     model.eval()
     starts = torch.linspace(0, num_held_out - 1, min(HELD_OUT_WINDOWS, num_held_out)).long()
     total = torch.zeros((), device=device)
@@ -194,7 +203,7 @@ def _save(
     history: History,
     sums: dict[str, Tensor],
 ) -> None:
-    """Write the checkpoint atomically, from rank 0. Dropout on other ranks is reseeded by the update on resume."""
+    """Write the checkpoint atomically, from rank 0 only; on resume, `_load` reseeds dropout on the other ranks."""
     if rank() > 0:
         return
     state = {
@@ -215,6 +224,7 @@ def _save(
 def _load(
     checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Generator
 ) -> tuple[int, History, dict[str, Tensor]]:
+    """Restore what `_save` wrote, and return update, history and sums. Raises ValueError if the file is damaged."""
     try:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -70,8 +70,11 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             r"datasets.hopper-a.train_vqvae.fit.updates: .*integer.* \(is 'many'\)",
         ),
         ({"train_vqvae": {"fit": 3}}, "datasets.hopper-a.train_vqvae.fit: fit is a section, not a value"),
-        ({"train_vqvae": {"latent_step": 5}}, "train_vqvae: windows.length 12 is no multiple of latent_step 5"),
-        ({"evaluate": {"planner": {"horizon": 7}}}, "evaluate.planner.horizon 7 is no multiple of train_vqvae.latent_step 3"),
+        ({"train_vqvae": {"latent_step": 5}}, "train_vqvae: windows.length 12 is not a multiple of latent_step 5"),
+        (
+            {"evaluate": {"planner": {"horizon": 7}}},
+            "evaluate.planner.horizon 7 is not a multiple of train_vqvae.latent_step 3",
+        ),
         (
             {"evaluate": {"planner": {"horizon": 18}}},
             "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 12",
@@ -79,7 +82,7 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
         ({"evaluate": {"plan_every": 15}}, "evaluate.plan_every 15 is more than evaluate.planner.horizon 12"),
         ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam decodes partial plans"),
         ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
-        ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is no multiple of heads 5"),
+        ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is not a multiple of heads 5"),
         (
             {"train_prior": {"fit": {"learning_rate": float("nan")}}},
             "datasets.hopper-a.train_prior.fit.learning_rate: .*finite",
@@ -151,7 +154,7 @@ def test_a_missing_or_broken_file_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         read_params_file(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("scale: [")
-    with pytest.raises(ValueError, match="no valid YAML"):
+    with pytest.raises(ValueError, match="not valid YAML"):
         read_params_file(tmp_path / "params.yaml")
 
 

@@ -30,7 +30,7 @@ class Killed(Exception):
 
 
 class Regression:
-    """A small model with dropout, and a loss over rows of fixed data; may stop the process's work at one update."""
+    """A small model with dropout, and a loss over rows of fixed data; raises Killed at update `stop_at`."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         torch.manual_seed(3)
@@ -66,11 +66,11 @@ class Regression:
 
 
 def test_gradients_are_clipped_to_the_norm() -> None:
-    """The gradient that the optimiser saw, against the unclipped one: the same direction, and a length of clip_norm."""
+    """The clipped gradient against the unclipped one: same direction, norm clip_norm."""
     norms, directions = {}, {}
     for clip_norm in (1e9, 0.5):
         regression = Regression()
-        regression.model.eval()  # dropout would draw twice
+        regression.model.eval()  # dropout would differ between the two runs
         params = PARAMS.model_copy(update={"clip_norm": clip_norm})
         step(regression.model, regression.loss, make_optimizer(regression.model, params), params, torch.arange(8))
         gradient = torch.cat([parameter.grad.flatten() for parameter in regression.model.parameters()])
@@ -79,7 +79,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     torch.testing.assert_close(directions[0.5], directions[1e9])
 
 
-def test_what_is_logged_is_a_mean_over_updates_and_usage_of_codes_over_all_of_them(tmp_path: Path) -> None:
+def test_logged_values_are_means_over_updates_and_code_usage_is_over_all_of_them(tmp_path: Path) -> None:
     """By hand: codes 0 and 1 in odd updates, 0 alone in even ones, of four codes: shares 3/4 and 1/4."""
     parameter, losses = nn.Parameter(torch.zeros(1, 1)), []
 
@@ -131,7 +131,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_between_two_log_points_keeps_the_means(tmp_path: Path) -> None:
-    """Update 10 is no multiple of log_every 4: what was summed since update 8 must survive the kill."""
+    """Update 10 is not a multiple of log_every 4: the sums since update 8 must survive the kill."""
     expected, _ = Regression().fit(tmp_path / "whole.pt")
     with pytest.raises(Killed):
         Regression(stop_at=12).fit(tmp_path / "killed.pt")
@@ -177,16 +177,16 @@ def test_other_inputs_get_another_folder_and_one_folder_one_process(tmp_path: Pa
 
 
 def test_an_unknown_device_is_explained() -> None:
-    with pytest.raises(ValueError, match="TAP_DEVICE=gpu is no device"):
+    with pytest.raises(ValueError, match="TAP_DEVICE=gpu is not a device"):
         choose_device("gpu")
 
 
 @pytest.mark.parametrize("name", ["vqvae", "prior"])
 def test_an_update_never_waits_for_a_value(tiny_params: Params, name: str) -> None:
-    """A GPU would stand idle meanwhile. Tried on tensors that have a shape but no values."""
+    """Waiting would leave a GPU idle. Tested with fake tensors, which have a shape but no values."""
     with FakeTensorMode():
         vqvae = VQVAE(tiny_params.train_vqvae, Layout(11, 3)).train()
-        vqvae.codebook._started = True  # only a run's first batch asks whether it is the first
+        vqvae.codebook._started = True  # only the first batch of a run reads a value
         prior = Prior(tiny_params.train_prior, tiny_params.train_vqvae, 11).train()
         tokens, valid = torch.randn(8, 6, 17), torch.ones(8, 6, dtype=torch.bool)
         codes = torch.zeros(8, 2, dtype=torch.long)

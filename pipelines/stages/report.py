@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.command_line import main
 from tap.files import write_json
 from tap.reporting.report import write_report
-from tap.reporting.rows import headline, load_results, table_rows
+from tap.reporting.rows import headline, load_evaluations, table_rows
 
 DATA = Path("data")
 
@@ -16,7 +16,7 @@ DATA = Path("data")
 def run() -> None:
     """Write the report and the scores, and print where the report is."""
     page = write_report(DATA, DATA / "report")
-    write_json(DATA / "scores.json", headline(table_rows(load_results(DATA / "metrics"))))
+    write_json(DATA / "scores.json", headline(table_rows(load_evaluations(DATA))))
     print(page)
 
 

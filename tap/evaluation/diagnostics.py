@@ -79,7 +79,9 @@ def distribution(policy: Policy, env: Environment, states: Sequence[State], plan
         ]
         for state, plan in zip(states, plans, strict=True)
     ]
-    return Distribution(np.stack([plan.codes for plan in plans]), np.stack([plan.value for plan in plans]), np.array(errors))
+    return Distribution(
+        np.stack([plan.codes for plan in plans]), np.stack([plan.predicted_return for plan in plans]), np.array(errors)
+    )
 
 
 def visualise(

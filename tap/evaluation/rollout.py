@@ -43,7 +43,7 @@ class Rollout:
     returns: np.ndarray  # (E,) undiscounted
     lengths: np.ndarray  # (E,) steps
     terminated: np.ndarray  # (E,) bool: ended by the environment, not by its time limit
-    predicted_returns: np.ndarray  # (E,) of the plan at the first state: the paper's search value
+    search_values: np.ndarray  # (E,) predicted return of the plan at the first state
     log_probabilities: np.ndarray  # (E,) of that plan under the prior
     state_prediction_errors: np.ndarray  # (E,) of that plan
     latencies: np.ndarray  # (LATENCY_DECISIONS,) seconds to plan for one state
@@ -95,7 +95,7 @@ def rollout(
         returns=run.returns,
         lengths=run.lengths,
         terminated=run.terminated,
-        predicted_returns=np.asarray(run.first_plan.value, np.float64),
+        search_values=np.asarray(run.first_plan.predicted_return, np.float64),
         log_probabilities=np.asarray(run.first_plan.log_probability, np.float64),
         state_prediction_errors=np.array([comparison.state_prediction_error for comparison in at_start]),
         latencies=latencies,
@@ -234,7 +234,7 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
         "scores": scores.tolist(),
         "lengths": result.lengths.tolist(),
         "terminated": result.terminated.tolist(),
-        "search_value_mean": float(result.predicted_returns.mean()),
+        "search_value_mean": float(result.search_values.mean()),
         "log_probability_mean": float(result.log_probabilities.mean()),
         "state_prediction_error": float(result.state_prediction_errors.mean()),
         "latency_ms": {

@@ -1,4 +1,4 @@
-"""How L steps and one code become each other: by pooling and tiling as in the paper, or by attention (paper, appendix).
+"""Bottlenecks between L steps and one code: pooling and tiling (paper, section 3.2), or attention (paper, appendix).
 
 Shapes: B batch, T steps, L latent step, M codes (= T / L), E width.
 """
@@ -11,7 +11,7 @@ from tap.settings import TransformerParams
 
 
 class PoolAndTile(nn.Module):
-    """A code stands for the L steps at its own place: max-pooling on the way in, repetition on the way out."""
+    """Each code represents L consecutive steps: max-pooling compresses them, repetition expands the code."""
 
     def __init__(self, latent_step: int) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class PoolAndTile(nn.Module):
 
 
 class Attention(nn.Module):
-    """Codes read all steps, and steps all codes, by learned queries: a code has no place in time.
+    """Learned queries attend from each code to all steps, and from each step to all codes: no code belongs to particular steps.
 
-    In training the codes after a random one are masked, so that the first ones learn to carry the most, and that plans of fewer
-    codes than a window's decode as well.
+    In training the codes after a random one are masked, so that the first codes carry the most information, and so that plans
+    with fewer codes than a window can be decoded.
     """
 
     def __init__(self, params: TransformerParams, latent_step: int, length: int) -> None:

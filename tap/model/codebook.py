@@ -1,4 +1,4 @@
-"""The codebook: nearest neighbours, updated by exponential moving averages (method: Model).
+"""The codebook: nearest neighbours, updated by exponential moving averages (paper, section 2.1, equation 1).
 
 Shapes: V vectors, K codes, D code dimension.
 """
@@ -16,8 +16,9 @@ SMOOTHING = 1e-5  # Laplace smoothing: no code's count is ever zero
 class Codebook(nn.Module):
     """K code vectors that follow the mean of the encoder outputs assigned to them (van den Oord et al. 2017, appendix A.1).
 
-    Codes that went out of use, and all of them before the first batch, are replaced by encoder outputs drawn at random, from
-    torch's default generator. All statistics are sums over all processes, so the codebook is the same in each.
+    Codes that are no longer used, and all codes before the first batch, are replaced by encoder outputs sampled at random with
+    torch's default generator (a departure from the paper). All statistics are summed over processes, so that all have the same
+    codebook.
     """
 
     vectors_KD: Tensor
@@ -30,10 +31,10 @@ class Codebook(nn.Module):
         self.register_buffer("vectors_KD", torch.zeros(params.size, params.dim))
         self.register_buffer("counts_K", torch.zeros(params.size))
         self.register_buffer("sums_KD", torch.zeros(params.size, params.dim))
-        self._started = False  # whether a batch has been seen, in this process or before a resume
+        self._started = False  # whether this process has checked that the codebook is initialised
 
     def assign(self, vectors: Tensor) -> Tensor:
-        """The nearest code (...) by Euclidean distance to each of `vectors` (..., D), in float32 under autocast too."""
+        """The nearest code (...) to each of `vectors` (..., D) by Euclidean distance, in float32 even under autocast."""
         with torch.autocast(vectors.device.type, enabled=False):
             flat_VD = vectors.detach().reshape(-1, vectors.shape[-1]).float()
             # |v - c|^2 up to |v|^2, which is the same for every code
@@ -44,10 +45,10 @@ class Codebook(nn.Module):
         """Quantise `vectors` (..., D).
 
         Returns the code vectors (..., D) with the straight-through gradient, the codes (...), and the squared distance (...)
-        from each vector to its code vector, averaged over D: the commitment loss. In training, updates the codebook afterwards.
+        from each vector to its code vector, averaged over D: the commitment loss. In training, the codebook is then updated.
         """
         vectors = vectors.float()
-        if self.training and not self._started:  # asks the device once: every question makes it wait
+        if self.training and not self._started:  # checked once, as reading a value waits for the GPU
             self._started = True
             if not self.counts_K.any():
                 self._replace(torch.ones_like(self.counts_K, dtype=torch.bool), vectors)
@@ -67,7 +68,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def _average(self, counts_K: Tensor, sums_KD: Tensor, flat_VD: Tensor) -> None:
-        """Move the averages towards this process's batch `flat_VD`: uses and sums of the vectors of each code."""
+        """Move the averages towards the counts and vector sums per code of this process's batch `flat_VD`."""
         self.counts_K.lerp_(all_reduce_sum(counts_K), 1 - self.decay)
         self.sums_KD.lerp_(all_reduce_sum(sums_KD), 1 - self.decay)
         total = self.counts_K.sum()
@@ -77,7 +78,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def _replace(self, dead_K: Tensor, vectors: Tensor) -> None:
-        """Put random rows of `vectors` in place of the codes marked in `dead_K`, each with a count of one."""
+        """Replace the codes marked in `dead_K` by random rows of `vectors`, each with a count of one."""
         flat_VD = vectors.reshape(-1, vectors.shape[-1])
         rows_K = torch.randint(len(flat_VD), dead_K.shape, device=flat_VD.device)
         fresh_KD = broadcast(flat_VD[rows_K].contiguous())
@@ -87,6 +88,6 @@ class Codebook(nn.Module):
 
 
 def count(codes_V: Tensor, size: int) -> Tensor:
-    """How often each of K = `size` codes stands in `codes_V`: (K,) float32. torch.bincount would wait for the device."""
+    """How often each of K = `size` codes occurs in `codes_V`: (K,) float32. torch.bincount would wait for the GPU."""
     ones_V = torch.ones(len(codes_V), device=codes_V.device)
     return torch.zeros(size, device=codes_V.device).index_add_(0, codes_V, ones_V)

@@ -1,4 +1,4 @@
-"""The prior: which codes the data contains, given a state (method: Model; paper, section 3.2).
+"""The prior: the distribution of the dataset's codes given a state (paper, section 3.2).
 
 Shapes: B batch, M codes, K codebook size, O observation, E width.
 """
@@ -22,7 +22,7 @@ class Prior(nn.Module):
         super().__init__()
         self.params = params
         width, codebook_size = params.transformer.width, vqvae_params.codebook.size
-        self.start = codebook_size  # stands before the first code
+        self.start = codebook_size  # the token before the first code
         self.embed_code = nn.Embedding(codebook_size + 1, width)
         self.join = nn.Linear(observation_dim + width, width)
         self.transformer = Transformer(params.transformer, vqvae_params.windows.length // vqvae_params.latent_step)
@@ -32,9 +32,9 @@ class Prior(nn.Module):
             initialize(module)
 
     def forward(self, earlier_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Log probabilities (B, M, K) of the code that follows each of `earlier_BM`, the first of which is `start`.
+        """Log probabilities (B, M, K) of the code after each of `earlier_BM` (`start`, then codes); also keys and values.
 
-        Also keys and values of these positions. With the `past` of earlier ones, `earlier_BM` holds only the codes after them.
+        With the `past` (keys and values) of earlier codes, `earlier_BM` holds only the codes after them.
         """
         state_BMO = observation_BO[:, None].expand(-1, earlier_BM.shape[1], -1)
         tokens_BME = self.join(torch.cat([state_BMO, self.embed_code(earlier_BM)], dim=-1))
@@ -49,7 +49,7 @@ class Prior(nn.Module):
         return probability_BM
 
     def loss(self, codes_BM: Tensor, observation_BO: Tensor) -> dict[str, Tensor]:
-        """This process's share of the mean cross-entropy over the global batch, in nats a code; sum it over the processes."""
+        """This process's share of the mean cross-entropy over the global batch, in nats per code; sum it over processes."""
         count = all_reduce_sum(torch.full((), codes_BM.numel(), device=codes_BM.device))
         return {"loss": -self.log_probabilities(codes_BM, observation_BO).sum() / count}
 
@@ -60,6 +60,6 @@ def save_prior(folder: Path, prior: Prior) -> None:
 
 
 def load_prior(folder: Path, vqvae_params: TrainVqvaeParams, observation_dim: int, device: torch.device) -> Prior:
-    """Read what `save_prior` wrote, in evaluation mode. Raises ValueError where the folder holds no such model."""
+    """Read what `save_prior` wrote, in evaluation mode. Raises ValueError if the folder holds no prior."""
     params = TrainPriorParams.model_validate(read_description(folder, "prior")["params"])
     return load_weights(folder, "prior", Prior(params, vqvae_params, observation_dim), device)

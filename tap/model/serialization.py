@@ -1,4 +1,4 @@
-"""A model as two files: NAME.safetensors with its weights, NAME.json with all that is needed to build it again."""
+"""A model as two files: NAME.safetensors with its weights, NAME.json with everything needed to rebuild it."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ def save_model(folder: Path, name: str, model: torch.nn.Module, description: dic
 
 
 def read_description(folder: Path, name: str) -> Any:
-    """The description that was saved. Raises ValueError where there is none."""
+    """The description that was saved. Raises ValueError if there is none."""
     file = folder / f"{name}.json"
     if not file.exists():
         raise ValueError(f"{file} does not exist: train first, with `dvc repro` or `tap run`")
@@ -28,15 +28,15 @@ def read_description(folder: Path, name: str) -> Any:
 
 
 def load_weights(folder: Path, name: str, model: Model, device: torch.device) -> Model:
-    """Put the saved weights into `model`, move it to `device`, switch it to evaluation.
+    """Load the saved weights into `model`, move it to `device` and switch it to evaluation mode.
 
-    Raises ValueError where the file is missing, damaged, or of another model.
+    Raises ValueError if the file is missing, damaged, or belongs to another model.
     """
     file = folder / f"{name}.safetensors"
     try:
         model.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"{file} holds no weights of this model ({error}): restore it with `dvc checkout`, or train again"
+            f"{file} does not hold the weights of this model ({error}): restore it with `dvc checkout`, or train again"
         ) from None
     return model.to(device).eval()

@@ -1,7 +1,7 @@
-"""The causal Transformer that encoder, decoder and prior share, with its key-value cache.
+"""The causal Transformer of encoder, decoder and prior (paper, section 3.2), with its key-value cache.
 
 Shapes: B batch, T steps, E width, N layers, H heads, Q = E / H; R rows of the past with P steps, S = B / R continuations of
-each. Keys and values lie together: (2, B, H, T, Q).
+each. Keys and values are stacked: (2, B, H, T, Q).
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ def extend(past_N2RHPQ: Tensor | None, new: list[Tensor], rows: Tensor) -> Tenso
 
 
 class Dropout(nn.Dropout):
-    """torch's, whose masks take 6 % of an update on a CPU: there four elements share one random number, 16 bits for each."""
+    """Dropout that is faster on a CPU, where torch's masks take 6 % of an update: four elements share 64 random bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or not self.training or self.p == 0:
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Learned positions and a stack of causal blocks. No final norm: each user adds what it needs."""
+    """Learned positions and a stack of causal blocks, without a final norm."""
 
     def __init__(self, params: TransformerParams, max_steps: int) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Transformer(nn.Module):
     def forward(self, x_BTE: Tensor, past_N2RHPQ: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """(B, T, E) -> (B, T, E), and each layer's keys and values (2, B, H, T, Q) of these T steps.
 
-        With a past, x holds only the steps that follow it. Each of its R rows is the past of S = B / R rows of x, side by side;
-        these attend to it together, so that it is read where it lies and not copied for each.
+        With a past, x holds only the steps after it. Each of the past's R rows belongs to S = B / R consecutive rows of x. They
+        are computed as one sequence, so that the past is not copied for each.
         """
         B, T, E = x_BTE.shape
         first, S, mask = 0, 1, None
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
 
 @cache
 def _continuations_mask(past: int, steps: int, continuations: int, device: torch.device) -> Tensor | None:
-    """What attention's logits (S * T, P + S * T) need: a step sees all of the past, and its own continuation up to itself."""
+    """Attention mask (S * T, P + S * T): a step attends to all of the past, and to its own continuation up to itself."""
     if steps * continuations == 1:
         return None
     step = torch.arange(continuations * steps, device=device)
@@ -112,7 +112,7 @@ def _continuations_mask(past: int, steps: int, continuations: int, device: torch
 
 
 def initialize(module: nn.Module) -> None:
-    """GPT-2's initial weights: normal with deviation 0.02, biases zero."""
+    """GPT-2's initial weights: normal with std 0.02, biases zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -120,9 +120,9 @@ def initialize(module: nn.Module) -> None:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the Transformer blocks of `model` in place, for training on a GPU: elementwise operations join into few kernels.
+    """Compile the Transformer blocks of `model` in place, for training on a GPU: elementwise operations are fused.
 
-    Where compiling fails, for want of a C compiler say, they go on as they are, with a warning.
+    If compilation fails, for example without a C compiler, the blocks run uncompiled, with a warning.
     """
     torch._dynamo.config.suppress_errors = True
     for module in model.modules():

@@ -1,11 +1,12 @@
-"""The state-conditional VQ-VAE: windows to codes, codes and a state back to transitions (method: Model; paper, section 3.2).
+"""The state-conditional VQ-VAE: windows to codes, codes and a state back to transitions (paper, section 3.2).
 
 Shapes: B batch, T window steps, L latent step, M codes (= T / L), K codebook size, D code dimension, O observation,
 X transition, F token, E width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,27 @@ from tap.settings import TrainVqvaeParams
 
 @dataclass(frozen=True)
 class Decoded:
-    """Predicted steps: normalised transitions (B, T, X), and logits (B, T) of the end flag, true past the episode's end."""
+    """Predicted steps: normalised transitions (B, T, X), and logits (B, T) of the end flag (1 past the episode's end)."""
 
     transitions_BTX: Tensor
     end_logits_BT: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, layout: Layout, device: torch.device) -> Self:
+        """No steps (T = 0)."""
+        return cls(torch.empty(batch, 0, layout.transition_dim, device=device), torch.empty(batch, 0, device=device))
+
+    def rows(self, rows: Tensor) -> Self:
+        """The batch entries at `rows`, which may repeat."""
+        return replace(self, transitions_BTX=self.transitions_BTX[rows], end_logits_BT=self.end_logits_BT[rows])
+
+    def append(self, later: Self) -> Self:
+        """These steps, then those of `later`."""
+        return replace(
+            self,
+            transitions_BTX=torch.cat([self.transitions_BTX, later.transitions_BTX], dim=1),
+            end_logits_BT=torch.cat([self.end_logits_BT, later.end_logits_BT], dim=1),
+        )
 
 
 class VQVAE(nn.Module):
@@ -59,7 +77,7 @@ class VQVAE(nn.Module):
         self.weights_X: Tensor
 
     def features(self, tokens_BTF: Tensor) -> Tensor:
-        """What the codebook quantises: (B, T, F) -> (B, M, D)."""
+        """The encoder's outputs, before quantisation: (B, T, F) -> (B, M, D)."""
         x_BTE, _ = self.encoder(self.embed_token(tokens_BTF))
         vectors_BMD: Tensor = self.to_code(self.bottleneck.compress(x_BTE))
         return vectors_BMD
@@ -69,16 +87,16 @@ class VQVAE(nn.Module):
         return self.codebook.assign(self.features(tokens_BTF))
 
     def decode(self, codes_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Decoded, list[Tensor]]:
-        """The M * L steps that `codes_BM` mean from the normalised state `observation_BO`, and their keys and values.
+        """Decode `codes_BM` from the normalised first state `observation_BO` to M * L steps; also returns keys and values.
 
-        With the `past` of earlier codes, `codes_BM` are those that follow, and only their steps are computed; a bottleneck of
-        attention takes all codes at once.
+        With the `past` (keys and values) of earlier codes, `codes_BM` are the codes after them, and only their steps are
+        computed. An attention bottleneck needs all codes at once.
         """
         return self._decode_vectors(self.codebook.vectors_KD[codes_BM], observation_BO, past)
 
     def _decode_vectors(self, vectors_BMD: Tensor, observation_BO: Tensor, past: Tensor | None) -> tuple[Decoded, list[Tensor]]:
         assert past is None or self.params.bottleneck == "pool"
-        if self.params.decoder == "unconditional":  # the codes alone must tell where the window begins
+        if self.params.decoder == "unconditional":  # the codes alone must encode where the window begins
             observation_BO = torch.zeros_like(observation_BO)
         state_BMO = observation_BO[:, None].expand(-1, vectors_BMD.shape[1], -1)
         x_BME = self.from_code(torch.cat([state_BMO, vectors_BMD], dim=-1))
@@ -89,11 +107,10 @@ class VQVAE(nn.Module):
         return Decoded(transitions_BTX, tokens_BTF[..., self.layout.end]), keys_values
 
     def loss(self, tokens_BTF: Tensor, valid_BT: Tensor) -> dict[str, Tensor]:
-        """This process's share of the loss over the global batch, under "loss", and its parts.
+        """This process's share of the loss over the global batch, under "loss", and of its parts: sum them over processes.
 
         Squared errors are averaged over the valid steps of all processes; end flag and commitment over all steps and codes,
-        padding included, for plans may run past an episode's end. Sum every value over the processes to get the whole.
-        Also how often each code was used (K,), under "code_counts".
+        padding included, because plans may run past an episode's end. "code_counts" (K,) is how often each code was used.
         """
         layout, target_BTX = self.layout, tokens_BTF[..., self.layout.transition]
         vectors_BMD, codes_BM, commitment_BM = self.codebook(self.features(tokens_BTF))
@@ -126,11 +143,13 @@ def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
 
 
 def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
-    """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError where the folder holds no such model."""
+    """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError if the folder holds no VQ-VAE."""
     description = read_description(folder, "vqvae")
     vqvae = VQVAE(TrainVqvaeParams.model_validate(description["params"]), Layout(**description["layout"]))
     try:
         normalizer = Normalizer.from_json(description["normalizer"])
     except ValueError as error:
-        raise ValueError(f"{folder / 'vqvae.json'} is of an earlier version ({error}): train again, with `tap run`") from None
+        raise ValueError(
+            f"{folder / 'vqvae.json'} was written by an earlier version ({error}): train again with `tap run`"
+        ) from None
     return load_weights(folder, "vqvae", vqvae, device), normalizer

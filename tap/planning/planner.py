@@ -1,10 +1,11 @@
-"""Planning: a search over codes for the plan with the highest predicted return that the data supports (paper, section 3.3).
+"""Planning: search over codes for the plan with the highest predicted return that the data supports (paper, section 3.3).
 
-Knows the models only by `VQVAE.decode` and the prior's log probabilities, steps no environment, reads no file. Plans for any
-number of states at once: each state draws from its own generator, so its plan does not depend on the others.
+Uses the models only through `VQVAE.decode` and the prior's log probabilities. Plans for any number of states at once: each
+state has its own random generator, so its plan does not depend on the others.
 
-Shapes: N states, W kept plans a state, C candidates a state, R rows (N * W or N * C), M codes, L latent step,
-H steps (= M * L), O observation, A action, X transition, K codebook size.
+Shapes: N states, W kept plans per state, C candidates per state, R rows (N * W or N * C, all plans of a state in sequence),
+S codes sampled after each plan, M codes, L latent step, H steps (= M * L), O observation, A action, X transition,
+K codebook size.
 """
 
 import math
@@ -23,28 +24,28 @@ from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
 from tap.settings import PlannerParams
 
-MOST_STATES = 16  # planned for at once; a power of two. On two CPU cores a state takes longer in larger batches
+MAX_BATCH_STATES = 16  # a power of two; on two CPU cores, planning takes longer per state in larger batches
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan for each of N states, in the units of the environment."""
+    """A plan for each of N states, in the environment's units."""
 
-    observations: np.ndarray  # (N, H, O), the first is the model's own image of the given state
+    observations: np.ndarray  # (N, H, O), the first is the model's reconstruction of the given state
     actions: np.ndarray  # (N, H, A)
     rewards: np.ndarray  # (N, H)
     returns_to_go: np.ndarray  # (N, H)
     codes: np.ndarray  # (N, M)
     log_probability: np.ndarray  # (N,), ln p(z_1..z_M | s_1)
-    value: np.ndarray  # (N,), the predicted return
-    score: np.ndarray  # (N,), the objective
+    predicted_return: np.ndarray  # (N,), discounted
+    score: np.ndarray  # (N,), the objective: predicted return and likelihood penalty
 
 
 def predicted_return(rewards: Tensor, returns_to_go: Tensor, discount: float, end: Tensor | None = None) -> Tensor:
-    """sum_{t=1}^{T-1} gamma^(t-1) r_t + gamma^(T-1) R_T over the last dimension: the objective's return part, (...,).
+    """sum_{t=1}^{T-1} gamma^(t-1) r_t + gamma^(T-1) R_T over the last dimension (...,): the first part of the objective.
 
-    R_T includes r_T. With `end`, the probability (..., T) that step t lies past the episode's end, each step counts only as far
-    as the episode still goes on.
+    R_T includes r_T. The paper (section 3.3, equation 3) writes gamma^t: a constant factor, which rescales alpha. With `end`,
+    the probabilities (..., T) that step t is past the episode's end, each step is weighted by the probability of reaching it.
     """
     weights = discount ** torch.arange(rewards.shape[-1], device=rewards.device, dtype=rewards.dtype)
     terms = weights * torch.cat([rewards[..., :-1], returns_to_go[..., -1:]], dim=-1)
@@ -54,19 +55,19 @@ def predicted_return(rewards: Tensor, returns_to_go: Tensor, discount: float, en
 
 
 def likelihood_penalty(log_probability: Tensor, num_codes: int, params: PlannerParams) -> Tensor:
-    """alpha * ln(min(p, beta^M)): the objective's second part, constant for plans that are likely enough."""
+    """alpha * ln(min(p, beta^M)): the second part of the objective, constant for plans above the threshold."""
     return params.likelihood_weight * log_probability.clamp(max=num_codes * math.log(params.likelihood_threshold))
 
 
-def draw(log_probs_RK: Tensor, noise_RS: Tensor) -> Tensor:
-    """Codes (R, S) drawn from the rows of `log_probs_RK` by inverting their cumulative sums at `noise_RS` in [0, 1)."""
+def sample_codes(log_probs_RK: Tensor, noise_RS: Tensor) -> Tensor:
+    """Sample codes (R, S) from each row of `log_probs_RK` by inverting its cumulative sum at `noise_RS`, uniform in [0, 1)."""
     cumulative_RK = log_probs_RK.exp().cumsum(dim=-1)
     target_RS = noise_RS * cumulative_RK[:, -1:]
     return torch.searchsorted(cumulative_RK, target_RS, right=True).clamp(max=log_probs_RK.shape[-1] - 1)
 
 
-def draw_distinct(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
-    """`count` different codes (R, count) drawn from the rows of `log_probs_RK` one after another, by Gumbel-top-k.
+def sample_distinct_codes(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
+    """Sample `count` codes (R, count) from each row of `log_probs_RK` without replacement, by the Gumbel-top-k trick.
 
     `noise_RK` is uniform in [0, 1). Kool et al. 2019: the largest of log p + Gumbel noise are a sample without replacement.
     """
@@ -75,30 +76,57 @@ def draw_distinct(log_probs_RK: Tensor, noise_RK: Tensor, count: int) -> Tensor:
 
 
 def batch_sizes(states: int, recorded: bool) -> list[int]:
-    """How many states to plan for at once, one batch after the other, so that the memory of a search stays bounded.
+    """Split a number of states into batches of at most MAX_BATCH_STATES, which bounds the planner's memory.
 
-    Where a search is `recorded` as a graph for each size, sizes are powers of two, and there are few graphs.
+    If each size is `recorded` as a CUDA graph, all sizes are powers of two, so that there are few graphs.
     """
     sizes = []
     while states:
-        sizes.append(min(MOST_STATES, 1 << states.bit_length() - 1 if recorded else states))
+        sizes.append(min(MAX_BATCH_STATES, 1 << states.bit_length() - 1 if recorded else states))
         states -= sizes[-1]
     return sizes
 
 
 @dataclass(frozen=True)
+class PartialPlans:
+    """Plans of m codes, one per row."""
+
+    state_RO: Tensor  # normalised
+    tokens_RM: Tensor  # the prior's start token, then the codes: (R, 1 + m)
+    log_probability_R: Tensor  # ln p(z_1..z_m | s_1)
+    prior_past: Tensor | None  # the prior's keys and values of all tokens but the last
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Some partial plans, the parents, each continued by S sampled codes: one row per continuation."""
+
+    state_RO: Tensor
+    tokens_RM: Tensor
+    log_probability_R: Tensor
+    parent_R: Tensor  # row of the parent
+    prior_past: Tensor | None  # of the parents
+    prior_new: list[Tensor]  # keys and values of the parents' last tokens
+
+    def keep(self, row_R: Tensor) -> PartialPlans:
+        """The continuations at rows `row_R`, with the prior's cache extended to all but their last codes."""
+        past = extend(self.prior_past, self.prior_new, self.parent_R[row_R])
+        return PartialPlans(self.state_RO[row_R], self.tokens_RM[row_R], self.log_probability_R[row_R], past)
+
+
+@dataclass(frozen=True)
 class Candidates:
-    """All plans that a search has scored at its last depth, all of a state's side by side: R = N * C rows."""
+    """All complete plans that a search has scored: R = N * C rows."""
 
     codes_RM: Tensor
     steps: Decoded
     log_probability_R: Tensor
-    value_R: Tensor
+    predicted_return_R: Tensor
     score_R: Tensor
 
 
-class Search:
-    """The search with one policy's models and params."""
+class Planner:
+    """Plans with the models of one policy, by beam search or by sampling."""
 
     def __init__(self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: PlannerParams) -> None:
         self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
@@ -106,121 +134,118 @@ class Search:
         beam = params.search == "beam"
         width, factor = (params.beam_width, params.expansion_factor) if beam else (params.samples, 1)
         self._distinct = beam and not params.replacement
-        most = vqvae.params.codebook.size if self._distinct else width * factor  # codes that can be drawn after a plan
-        # At each depth: how many plans are kept so far, at first the empty one, and how many codes are drawn after each.
-        self.kept, self.samples = [1], [min(width * factor, most)]
+        # Without replacement, at most all K codes can be sampled after a plan.
+        max_branching = vqvae.params.codebook.size if self._distinct else width * factor
+        # Of m codes there are beam_sizes[m] plans per state, and each is continued by branching[m] codes.
+        self.beam_sizes, self.branching = [1], [min(width * factor, max_branching)]
         for _ in range(self.num_codes - 1):
-            self.kept.append(min(width, self.kept[-1] * self.samples[-1]))
-            self.samples.append(min(factor, most))
+            self.beam_sizes.append(min(width, self.beam_sizes[-1] * self.branching[-1]))
+            self.branching.append(min(factor, max_branching))
         self._graphs: dict[tuple[int, bool], Graphed[tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None  # shared by all graphs
 
     def plan(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
-        """The best plan from each raw state, drawing from its own generator (on the CPU)."""
+        """The best plan from each raw state, with one random generator per state (on the CPU)."""
         return self._run(observations_NO, self.noise(generators), best=True)
 
     def candidates(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
-        """All C plans that the search scored at its last depth, from each raw state: a Plan whose arrays are (N, C, ...)."""
+        """All C complete plans that the search scored, from each raw state: a Plan whose arrays are (N, C, ...)."""
         return self._run(observations_NO, self.noise(generators), best=False)
 
     def noise(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """All uniform numbers that a search uses, those of each of N generators in a row: (N, sum of `_noise_sizes`)."""
+        """All uniform random numbers of a search, one row per generator: (N, sum of `_noise_sizes`)."""
         return torch.stack([torch.rand(sum(self._noise_sizes()), generator=generator) for generator in generators])
 
-    def noise_of_depths(self, noise: Tensor) -> list[Tensor]:
-        """`noise` by depth, with a row for each kept plan of each state: (N * W, S), without replacement (N * W, K)."""
+    def noise_by_depth(self, noise: Tensor) -> list[Tensor]:
+        """Split `noise` by depth, with one row per kept plan: each (N * W, S), or (N * W, K) without replacement."""
         parts = noise.split(self._noise_sizes(), dim=1)  # type: ignore[no-untyped-call]
-        return [part.reshape(len(noise) * kept, -1) for part, kept in zip(parts, self.kept, strict=True)]
+        return [part.reshape(len(noise) * plans, -1) for part, plans in zip(parts, self.beam_sizes, strict=True)]
 
     def _noise_sizes(self) -> list[int]:
         size = self.vqvae.params.codebook.size
-        return [kept * (size if self._distinct else samples) for kept, samples in zip(self.kept, self.samples, strict=True)]
+        sizes = zip(self.beam_sizes, self.branching, strict=True)
+        return [plans * (size if self._distinct else branching) for plans, branching in sizes]
 
-    def draw(self, log_probs_RK: Tensor, noise: Tensor, samples: int) -> Tensor:
-        """The next codes (R, S) of each kept plan."""
+    def next_codes(self, log_probs_RK: Tensor, noise: Tensor, branching: int) -> Tensor:
+        """Sample the next codes (R, S = branching) of each plan, as the params say."""
         if self.params.search == "uniform_sampling":
-            return draw(torch.zeros_like(log_probs_RK), noise)
+            return sample_codes(torch.zeros_like(log_probs_RK), noise)
         if self._distinct:
-            return draw_distinct(log_probs_RK, noise, samples)
-        return draw(log_probs_RK, noise)
+            return sample_distinct_codes(log_probs_RK, noise, branching)
+        return sample_codes(log_probs_RK, noise)
 
     def objective(self, steps: Decoded, log_probability_R: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
-        """Predicted return (R,) of decoded plans, and their score (R,), where plans are held to beta^num_codes."""
+        """Predicted returns (R,) and scores (R,) of decoded plans of `num_codes` codes (paper, section 3.3).
+
+        As in the published code, partial plans are held to the threshold beta^M of a complete plan, unless the params ask for
+        `partial_threshold`.
+        """
         layout = self.vqvae.layout
         raw_RTX = self.normalizer.denormalize(steps.transitions_BTX)
         end_RT = steps.end_logits_BT.sigmoid() if self.params.stop_at_end else None
         discount = self.vqvae.params.windows.discount
-        value_R = predicted_return(raw_RTX[..., layout.reward], raw_RTX[..., layout.return_to_go], discount, end_RT)
-        return value_R, value_R + likelihood_penalty(log_probability_R, num_codes, self.params)
+        return_R = predicted_return(raw_RTX[..., layout.reward], raw_RTX[..., layout.return_to_go], discount, end_RT)
+        threshold_codes = num_codes if self.params.partial_threshold else self.num_codes
+        return return_R, return_R + likelihood_penalty(log_probability_R, threshold_codes, self.params)
 
     def beam_search(self, state_NO: Tensor, noise: Tensor) -> Candidates:
-        """The paper's algorithm 1, for all states at once; of the last depth's plans the best is the result.
+        """Algorithm 1 of the paper (appendix), for all states at once.
 
-        1   Z_1: B * E codes drawn from p(z | s)
+        1   Z_1: B * E codes sampled from p(z | s)
         2   for t = 2 to T:
-        3       C_t: each plan of Z_(t-1), with each of E codes drawn from p(z_t | z_<t, s) after it
+        3       C_t: each plan of Z_(t-1), continued by each of E codes sampled from p(z_t | z_<t, s)
         4       decode every plan of C_t
         5       Z_t: the B best of C_t
         6   return the best of the last decoded
 
-        Line 1 is line 3 for a single empty plan with B * E codes drawn after it. Its plans are decoded and cut to B as well.
-        Codes drawn without replacement are at most the codebook's K after each plan, and plans kept at most those drawn.
+        Line 1 is line 3 for a single empty plan with B * E codes sampled after it; its plans are decoded and pruned to B as
+        well. Line 6 is left to the caller.
         """
-        N = len(state_NO)
-        # Tensors of plans have a row for each, all of a state's side by side.
-        state_RO, codes_RM = state_NO, torch.empty(N, 0, dtype=torch.long, device=state_NO.device)
-        steps = Decoded(state_NO.new_empty(N, 0, self.vqvae.layout.transition_dim), state_NO.new_empty(N, 0))
-        log_probability_R = state_NO.new_zeros(N)
-        last_R1 = torch.full((N, 1), self.prior.start, device=state_NO.device)
-        prior_past: Tensor | None = None
+        plans, steps = self._empty_plans(state_NO), Decoded.empty(len(state_NO), self.vqvae.layout, state_NO.device)
         decoder_past: Tensor | None = None
-        for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
-            # 1, 3: expand. A kept plan is one row for the prior, however many codes are drawn after it.
-            samples = self.samples[depth]
-            log_probs_R1K, prior_new = self.prior(last_R1, state_RO, prior_past)
-            drawn_RS = self.draw(log_probs_R1K[:, 0], noise_of_depth, samples)
-            log_probability_R = (log_probability_R[:, None] + log_probs_R1K[:, 0].gather(1, drawn_RS)).flatten()
-            parent_R = torch.arange(len(drawn_RS), device=state_NO.device).repeat_interleave(samples)
-            codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
-            state_RO = state_RO[parent_R]
+        by_depth = zip(self.noise_by_depth(noise), self.branching, strict=True)
+        for depth, (depth_noise, branching) in enumerate(by_depth, start=1):
+            expanded = self._expand(plans, depth_noise, branching)  # 1, 3
 
-            # 4: decode the new code's steps only, after those of the kept plan.
-            new, decoder_new = self.vqvae.decode(codes_RM[:, -1:], state_RO, decoder_past)
-            steps = _append(_rows(steps, parent_R), new)
-            threshold_codes = depth + 1 if self.params.partial_threshold else self.num_codes
-            value_R, score_R = self.objective(steps, log_probability_R, threshold_codes)
-            if depth + 1 == self.num_codes:
-                return Candidates(codes_RM, steps, log_probability_R, value_R, score_R)  # 6
+            # 4: only the new code's steps are decoded, from the cache of the parent's.
+            new_steps, decoder_new = self.vqvae.decode(expanded.tokens_RM[:, -1:], expanded.state_RO, decoder_past)
+            steps = steps.rows(expanded.parent_R).append(new_steps)
 
-            # 5: keep the best plans.
-            best_NW = score_R.view(N, -1).topk(self.kept[depth + 1]).indices
-            row_R = _rows_of(best_NW, len(score_R) // N)
-            codes_RM, state_RO, log_probability_R = codes_RM[row_R], state_RO[row_R], log_probability_R[row_R]
-            steps, last_R1 = _rows(steps, row_R), codes_RM[:, -1:]
-            prior_past = extend(prior_past, prior_new, parent_R[row_R])
-            decoder_past = extend(decoder_past, decoder_new, row_R)
-        raise AssertionError("a plan has at least one code")
+            return_R, score_R = self.objective(steps, expanded.log_probability_R, depth)
+            if depth < self.num_codes:  # 5
+                best_R = _best_rows(score_R.view(len(state_NO), -1), self.beam_sizes[depth])
+                plans, steps = expanded.keep(best_R), steps.rows(best_R)
+                decoder_past = extend(decoder_past, decoder_new, best_R)
+        return Candidates(expanded.tokens_RM[:, 1:], steps, expanded.log_probability_R, return_R, score_R)
 
-    def sample(self, state_NO: Tensor, noise: Tensor) -> Candidates:
-        """Vanilla sampling: whole plans from the prior or uniform over the codebook, none cut."""
-        N = len(state_NO)
-        state_RO, log_probability_R = state_NO, state_NO.new_zeros(N)
-        codes_RM = torch.full((N, 1), self.prior.start, device=state_NO.device)
-        past: Tensor | None = None
-        for depth, noise_of_depth in enumerate(self.noise_of_depths(noise)):
-            log_probs_R1K, new = self.prior(codes_RM[:, -1:], state_RO, past)
-            drawn_RS = self.draw(log_probs_R1K[:, 0], noise_of_depth, self.samples[depth])
-            log_probability_R = (log_probability_R[:, None] + log_probs_R1K[:, 0].gather(1, drawn_RS)).flatten()
-            parent_R = torch.arange(len(drawn_RS), device=state_NO.device).repeat_interleave(self.samples[depth])
-            codes_RM = torch.cat([codes_RM[parent_R], drawn_RS.reshape(-1, 1)], dim=1)
-            state_RO, past = state_RO[parent_R], extend(past, new, parent_R)
-        steps, _ = self.vqvae.decode(codes_RM[:, 1:], state_RO)
-        value_R, score_R = self.objective(steps, log_probability_R, self.num_codes)
-        return Candidates(codes_RM[:, 1:], steps, log_probability_R, value_R, score_R)
+    def sample_plans(self, state_NO: Tensor, noise: Tensor) -> Candidates:
+        """Vanilla sampling (paper, section 3.3): complete plans from the prior, or uniform over the codebook."""
+        plans = self._empty_plans(state_NO)
+        for depth_noise, branching in zip(self.noise_by_depth(noise), self.branching, strict=True):
+            expanded = self._expand(plans, depth_noise, branching)
+            plans = expanded.keep(torch.arange(len(expanded.parent_R), device=state_NO.device))
+        codes_RM = plans.tokens_RM[:, 1:]
+        steps, _ = self.vqvae.decode(codes_RM, plans.state_RO)
+        return_R, score_R = self.objective(steps, plans.log_probability_R, self.num_codes)
+        return Candidates(codes_RM, steps, plans.log_probability_R, return_R, score_R)
+
+    def _empty_plans(self, state_NO: Tensor) -> PartialPlans:
+        """One plan without codes per state."""
+        start_N1 = torch.full((len(state_NO), 1), self.prior.start, device=state_NO.device)
+        return PartialPlans(state_NO, start_N1, state_NO.new_zeros(len(state_NO)), None)
+
+    def _expand(self, plans: PartialPlans, noise: Tensor, branching: int) -> Expansion:
+        """Each plan, continued by each of `branching` codes sampled after it. The prior runs once per plan."""
+        log_probs_R1K, prior_new = self.prior(plans.tokens_RM[:, -1:], plans.state_RO, plans.prior_past)
+        codes_RS = self.next_codes(log_probs_R1K[:, 0], noise, branching)
+        log_probability_R = (plans.log_probability_R[:, None] + log_probs_R1K[:, 0].gather(1, codes_RS)).flatten()
+        parent_R = torch.arange(len(codes_RS), device=codes_RS.device).repeat_interleave(branching)
+        tokens_RM = torch.cat([plans.tokens_RM[parent_R], codes_RS.reshape(-1, 1)], dim=1)
+        return Expansion(plans.state_RO[parent_R], tokens_RM, log_probability_R, parent_R, plans.prior_past, prior_new)
 
     @torch.no_grad()
     def _run(self, observations_NO: Tensor, noise: Tensor, *, best: bool) -> Plan:
-        """Plans for batches of the states, one after the other."""
+        """Plan for the states batch by batch."""
         assert len(noise) == len(observations_NO) > 0
         sizes = batch_sizes(len(noise), recorded=observations_NO.is_cuda)
         batches = zip(observations_NO.split(sizes), noise.split(sizes), strict=True)  # type: ignore[no-untyped-call]
@@ -228,7 +253,7 @@ class Search:
         return Plan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _run_batch(self, observations_NO: Tensor, noise: Tensor, best: bool) -> list[np.ndarray]:
-        """Plan's fields: replays the graph of `_solve` for this many states, on a CPU calls it."""
+        """The fields of Plan. On a GPU, replays the CUDA graph of `_solve` for this number of states."""
         if not observations_NO.is_cuda:
             tensors = self._solve(observations_NO, noise, best)
         else:
@@ -236,36 +261,30 @@ class Search:
             if key not in self._graphs:
                 self._graphs[key] = Graphed(partial(self._solve, best=best), warm_up=1, memory=self._memory)
             tensors = self._graphs[key](observations_NO, noise.to(observations_NO.device))
-        arrived = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        on_cpu = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         if observations_NO.is_cuda:
             torch.cuda.current_stream().synchronize()
-        return [tensor.numpy() for tensor in arrived]
+        return [tensor.numpy() for tensor in on_cpu]
 
     def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
-        """Plan's fields, of the best candidate or of all."""
+        """The fields of Plan, of the best candidate or of all."""
         N, layout = len(observations_NO), self.vqvae.layout
-        search = self.beam_search if self.params.search == "beam" else self.sample
+        search = self.beam_search if self.params.search == "beam" else self.sample_plans
         found = search(self.normalizer.normalize(observations_NO, layout.observation), noise)
         score_NC = found.score_R.view(N, -1)
-        C = score_NC.shape[1]
-        every = torch.arange(N * C, device=score_NC.device).view(N, C)
-        rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), C) if best else every
+        all_NC = torch.arange(score_NC.numel(), device=score_NC.device).view_as(score_NC)
+        rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), score_NC.shape[1]) if best else all_NC
         raw = self.normalizer.denormalize(found.steps.transitions_BTX[rows])
         columns = [raw[..., column] for column in (layout.observation, layout.action, layout.reward, layout.return_to_go)]
-        return *columns, found.codes_RM[rows], found.log_probability_R[rows], found.value_R[rows], found.score_R[rows]
+        per_plan = found.codes_RM, found.log_probability_R, found.predicted_return_R, found.score_R
+        return *columns, *(field[rows] for field in per_plan)
+
+
+def _best_rows(score_NC: Tensor, count: int) -> Tensor:
+    """The rows (N * count,) of the candidates with each state's `count` highest scores."""
+    return _rows_of(score_NC.topk(count).indices, score_NC.shape[1])
 
 
 def _rows_of(indices_NW: Tensor, candidates: int) -> Tensor:
-    """The rows (N * W,) of candidates that have `indices_NW` among their state's."""
+    """The rows (N * W,) of the candidates at `indices_NW` among their state's."""
     return (indices_NW + candidates * torch.arange(len(indices_NW), device=indices_NW.device)[:, None]).flatten()
-
-
-def _rows(steps: Decoded, rows: Tensor) -> Decoded:
-    return Decoded(steps.transitions_BTX[rows], steps.end_logits_BT[rows])
-
-
-def _append(steps: Decoded, new: Decoded) -> Decoded:
-    return Decoded(
-        torch.cat([steps.transitions_BTX, new.transitions_BTX], dim=1),
-        torch.cat([steps.end_logits_BT, new.end_logits_BT], dim=1),
-    )

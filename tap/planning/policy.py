@@ -1,4 +1,4 @@
-"""A policy: the two models, the Normalizer and the planner's settings, in one folder of safetensors and JSON."""
+"""A policy: the two models, the Normalizer and the planner's params, in one folder of safetensors and JSON files."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from tap.files import write_json
 from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import read_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
-from tap.planning.planner import Plan, Search
+from tap.planning.planner import Plan, Planner
 from tap.settings import PlannerParams
 
 __all__ = ["Plan", "Policy"]
 
 
 class Policy:
-    """Acts by planning. `plan` and `act` take raw observations (N, O) and one generator a state, on the CPU."""
+    """Acts by planning. `plan` and `act` take raw observations (N, O) and one random generator per state, on the CPU."""
 
     def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: PlannerParams, device: torch.device) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
-        self.search = Search(vqvae, prior, normalizer, params)
+        self.planner = Planner(vqvae, prior, normalizer, params)
 
     @property
     def observation_dim(self) -> int:
@@ -35,44 +35,46 @@ class Policy:
         return self.vqvae.layout.action_dim
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """The best plan from each observation. Raises ValueError where `check` does."""
-        return self.search.plan(self._states(observations), generators)
+        """The best plan from each observation. Raises ValueError as `check` does."""
+        return self.planner.plan(self._states(observations), generators)
 
-    def doubts(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
-        """Why not to trust each of N plans from observations (N, O), as sentences; empty for a plan without doubts.
+    def ood_reasons(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
+        """Why each of N plans from raw observations (N, O) is out of distribution, one dict per plan, empty if it is not.
 
-        "state": the state is far outside what training has seen; the sentence is about the dimension in which it is farthest.
-        "plan": the plan is less likely than the planner's threshold, beta^M.
+        "state": the state is far outside the training data; the sentence names the dimension in which it is farthest.
+        "plan": the plan is less likely than the planner's threshold beta^M (paper, section 3.3).
         """
         low, high = self.normalizer.support_bounds(self.vqvae.layout.observation)
         beyond = np.maximum(low - observations, observations - high)
-        threshold, num_codes = self.params.likelihood_threshold, self.search.num_codes
-        doubts: list[dict[str, str]] = [{} for _ in observations]
+        threshold, num_codes = self.params.likelihood_threshold, self.planner.num_codes
+        reasons: list[dict[str, str]] = [{} for _ in observations]
         for row in np.flatnonzero((beyond > 0).any(axis=1)):
             dimension = int((beyond[row] / (high - low)).argmax())
-            doubts[row]["state"] = (
+            reasons[row]["state"] = (
                 f"observation[{dimension}] is {observations[row, dimension]:.4g}, far outside the training data,"
                 f" which allows {low[dimension]:.4g} to {high[dimension]:.4g}"
             )
         for row in np.flatnonzero(plan.log_probability < num_codes * math.log(threshold)):
-            doubts[row]["plan"] = (
+            reasons[row]["plan"] = (
                 f"the plan has probability {math.exp(plan.log_probability[row]):.2g},"
                 f" less than the threshold {threshold:g}^{num_codes} = {threshold**num_codes:.2g}"
             )
-        return doubts
+        return reasons
 
     def candidates(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """All C plans from each observation among which the last depth of the search chooses: arrays are (N, C, ...)."""
-        return self.search.candidates(self._states(observations), generators)
+        """All C complete plans that the search scores from each observation: arrays are (N, C, ...)."""
+        return self.planner.candidates(self._states(observations), generators)
 
     def check(self, observations: np.ndarray) -> None:
-        """Raises ValueError where observations are not (N, O), none, or not finite as the models' float32."""
+        """Raise ValueError if observations are not (N, O), are none, or are not finite in the models' float32."""
         if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
-            raise ValueError(f"observations have shape {observations.shape}; this policy wants (n, {self.observation_dim})")
+            raise ValueError(f"observations have shape {observations.shape}; this policy needs (n, {self.observation_dim})")
         if not len(observations):
-            raise ValueError("there is no observation to plan from")
+            raise ValueError("there is no observation to plan from: send at least one")
         if not (np.abs(observations) <= np.finfo(np.float32).max).all():
-            raise ValueError("observations hold NaN or infinite values, or such as are no float32")
+            raise ValueError(
+                "observations contain values that are not finite in float32 (NaN, infinite or too large): fix or drop them"
+            )
 
     def _states(self, observations: np.ndarray) -> torch.Tensor:
         self.check(observations)
@@ -83,19 +85,19 @@ class Policy:
         return self.plan(observations, generators).actions[:, 0]
 
     def save(self, folder: Path) -> None:
-        """Write the policy into `folder`, which may then be moved and loaded anywhere."""
+        """Write the policy into `folder`, which can then be moved and loaded anywhere."""
         save_vqvae(folder, self.vqvae, self.normalizer)
         save_prior(folder, self.prior)
         write_json(folder / "planner.json", self.params.model_dump(mode="json"))
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
-        """Read a policy that `save` wrote. Raises ValueError where files are missing."""
+        """Read a policy that `save` wrote. Raises ValueError if files are missing or damaged."""
         return cls.join(folder, folder, PlannerParams.model_validate(read_description(folder, "planner")), torch.device(device))
 
     @classmethod
     def join(cls, vqvae_folder: Path, prior_folder: Path, params: PlannerParams, device: torch.device) -> Self:
-        """A policy from the folders of two training runs."""
+        """Assemble a policy from the output folders of the two training stages. Raises ValueError as `load` does."""
         vqvae, normalizer = load_vqvae(vqvae_folder, device)
         prior = load_prior(prior_folder, vqvae.params, vqvae.layout.observation_dim, device)
         return cls(vqvae, normalizer, prior, params, device)

@@ -21,7 +21,7 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from tap.device import choose_device
-from tap.planning.planner import MOST_STATES
+from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Plan, Policy
 from tap.settings import Runtime
 
@@ -60,7 +60,7 @@ class SharedPolicy:
     def _plan_waiting(self) -> None:
         """Plan for the first that wait. Called once for each request, so that nobody waits for ever."""
         batch: list[Waiting] = []
-        while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MOST_STATES:
+        while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MAX_BATCH_STATES:
             batch.append(self._waiting.get())
         if not batch:
             return
@@ -121,12 +121,12 @@ class ServedPolicy(PythonModel):
                     "actions": plan.actions[row].tolist(),
                     "rewards": plan.rewards[row].tolist(),
                 },
-                "predicted_return": float(plan.value[row]),
+                "predicted_return": float(plan.predicted_return[row]),
                 "probability": math.exp(plan.log_probability[row]),
-                "out_of_distribution": bool(doubts),
-                "reasons": doubts,
+                "out_of_distribution": bool(reasons),
+                "reasons": reasons,
             }
-            for row, doubts in enumerate(self.policy.doubts(observations, plan))
+            for row, reasons in enumerate(self.policy.ood_reasons(observations, plan))
         ]
 
 

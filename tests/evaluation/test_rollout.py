@@ -59,7 +59,7 @@ def plan_of(observations, actions, rewards):
         returns_to_go=np.flip(np.flip(rewards, 1).cumsum(1), 1),
         codes=codes,
         log_probability=-value,
-        value=value,
+        predicted_return=value,
         score=value,
     )
 
@@ -138,8 +138,8 @@ def test_returns_lengths_and_ends_by_hand():
     assert result.terminated.all()
     assert planner.batch_sizes[-4:] == [5, 5, 3, 2]  # only episodes that still run are planned for
     assert len(result.batch_latencies) == 4
-    np.testing.assert_array_equal(result.predicted_returns, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
-    np.testing.assert_array_equal(result.log_probabilities, -result.predicted_returns)
+    np.testing.assert_array_equal(result.search_values, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
+    np.testing.assert_array_equal(result.log_probabilities, -result.search_values)
 
 
 def test_time_limit_is_not_a_termination():
@@ -194,13 +194,13 @@ def test_lockstep_equals_each_episode_alone():
         rewards, over, predicted_return = [], False, None
         while not over:
             plan = planner.plan(observation[None].astype(np.float32), [generator])
-            predicted_return = plan.value[0] if predicted_return is None else predicted_return
+            predicted_return = plan.predicted_return[0] if predicted_return is None else predicted_return
             observation, reward, terminated, truncated, _ = env.step(np.clip(plan.actions[0, 0], -1, 1).astype(np.float32))
             rewards.append(reward)
             over = terminated or truncated
         assert together.lengths[episode] == len(rewards) and together.terminated[episode] == terminated
         assert together.returns[episode] == pytest.approx(sum(rewards), rel=1e-6)  # float32 matmul rounds by batch size
-        assert together.predicted_returns[episode] == pytest.approx(predicted_return)
+        assert together.search_values[episode] == pytest.approx(predicted_return)
 
 
 def test_equal_seeds_give_equal_rollouts():
@@ -286,7 +286,7 @@ def test_summary():
     assert summary["return_mean"] == pytest.approx((1607.01 + 3234.3) / 2) and summary["terminated"] == [True, False]
     assert summary["latency_ms"] == pytest.approx({"median": 10.5, "p95": 19.05, "batch_median": 200.0})
     assert summary["protocol"] == "2 episodes, seeds 1000-1001, re-planned every step, last checkpoint"
-    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.predicted_returns.mean()
+    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.search_values.mean()
 
 
 def test_summary_without_reference_scores_or_spread():

@@ -1,12 +1,14 @@
-"""Golden tensors: what small models compute, kept so that no refactoring moves a number unseen.
+"""Regression data for `test_golden.py`: what small models compute, so that no refactoring changes a number unnoticed.
 
-golden.safetensors holds, of the base and of each variant of the model, inputs, weights and every quantity on the way from
-tokens to a plan. `test_golden.py` computes the quantities anew from the stored inputs and weights. Where a number is meant to
-change, regenerate the file and say in the commit which numbers changed and why:
+golden.safetensors holds, for the base model and each variant, inputs, weights and every quantity from tokens to a plan. It is
+this project's own output: it shows that nothing has changed, not that anything is right. (published.safetensors beside it comes
+from the published code; see `test_golden.py`.) If a number is meant to change, regenerate the file, and say in the commit which
+numbers changed and why:
 
-    python tests/golden/regenerate.py
+    PYTHONPATH=. python tests/golden/regenerate.py
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def models(variant: str) -> tuple[VQVAE, Prior]:
 
 
 def given(variant: str) -> dict[str, Tensor]:
-    """Inputs and weights, drawn anew."""
+    """Newly sampled inputs and weights."""
     torch.manual_seed(0)
     vqvae, prior = models(variant)
     weights = {
@@ -78,12 +80,12 @@ def given(variant: str) -> dict[str, Tensor]:
     tokens, valid = torch.randn(3, 6, LAYOUT.token_dim), torch.ones(3, 6, dtype=torch.bool)
     tokens[..., LAYOUT.end], valid[1, 4:] = 0, False
     tokens[1, 4:, LAYOUT.end] = 1
-    # Vectors that are features of some windows, as training begins: random ones would all but one lie far from any.
+    # Code vectors are features of some windows, as at the start of training: of random ones, nearly all would be far from any.
     load(vqvae, "vqvae", weights)
     weights["vqvae.codebook.vectors_KD"] = vqvae.eval().features(tokens).detach().flatten(0, 1)[:6].clone()
     weights["vqvae.codebook.counts_K"] = torch.ones(6)
     weights["vqvae.codebook.sums_KD"] = weights["vqvae.codebook.vectors_KD"].clone()
-    scale = {"mean": torch.randn(LAYOUT.transition_dim), "deviation": torch.rand(LAYOUT.transition_dim) + 0.5}
+    scale = {"mean": torch.randn(LAYOUT.transition_dim), "std": torch.rand(LAYOUT.transition_dim) + 0.5}
     return weights | scale | {"tokens": tokens, "valid": valid, "observations": torch.randn(2, LAYOUT.observation_dim)}
 
 
@@ -92,7 +94,7 @@ def load(model: torch.nn.Module, name: str, weights: dict[str, Tensor]) -> None:
 
 
 def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every quantity, from inputs and weights."""
+    """Every quantity, computed from inputs and weights."""
     vqvae, prior = models(variant)
     for name, model in (("vqvae", vqvae), ("prior", prior)):
         load(model.eval(), name, given)
@@ -103,11 +105,11 @@ def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
     found |= {f"vqvae_loss.{name}": value for name, value in vqvae.loss(tokens, valid).items()}
     found["log_probabilities"] = prior.log_probabilities(found["codes"], state)
 
-    normalizer = Normalizer(given["mean"].numpy(), given["deviation"].numpy())
+    normalizer = Normalizer(given["mean"].numpy(), given["std"].numpy())
     for name, changes in searches(variant).items():
         policy = Policy(vqvae, normalizer, prior, PLANNER.model_copy(update=changes), torch.device("cpu"))
         plan = policy.plan(given["observations"].numpy(), [torch.Generator().manual_seed(seed) for seed in (1, 2)])
-        for quantity in ("codes", "actions", "value", "log_probability", "score"):
+        for quantity in ("codes", "actions", "predicted_return", "log_probability", "score"):
             found[f"plan.{name}.{quantity}"] = torch.from_numpy(np.ascontiguousarray(getattr(plan, quantity)))
 
     for name, model, loss in (
@@ -126,17 +128,33 @@ def computed(variant: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def searches(variant: str) -> dict[str, dict[str, Any]]:
-    """All searches; a beam needs steps of partial plans, which attention's decoder does not have."""
+    """All searches that the variant supports: an attention bottleneck cannot decode partial plans, so no beam search."""
     return {name: changes for name, changes in SEARCHES.items() if variant != "attention" or "search" in changes}
 
 
 def stored(variant: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is given and what was computed from it."""
+    """The stored inputs and weights, and the stored quantities."""
     every = load_file(FILE)
     return tuple(
         {key.removeprefix(part): value for key, value in every.items() if key.startswith(part)}
         for part in (f"{variant}/given/", f"{variant}/computed/")
     )
+
+
+def check_distinct(kept: dict[str, Tensor]) -> None:
+    """Assert that the stored numbers differ between searches and between variants, or a mix-up of them would go unnoticed."""
+    for one, other in (
+        ("beam", "beam_distinct"),
+        ("beam", "beam_stop_at_end"),
+        ("prior_sampling", "uniform_sampling"),
+    ):
+        scores = [kept[f"base/computed/plan.{search}.score"] for search in (one, other)]
+        assert not torch.equal(*scores), f"{one} and {other} give the same scores: change weights or params"
+    for variant in VARIANTS:
+        assert len(kept[f"{variant}/computed/codes"].unique()) >= 3, f"{variant} encodes to fewer than 3 codes"
+    for one, other in itertools.combinations(VARIANTS, 2):
+        actions = [kept[f"{variant}/computed/plan.prior_sampling.actions"] for variant in (one, other)]
+        assert not torch.equal(*actions), f"{one} and {other} give the same actions: change weights or params"
 
 
 if __name__ == "__main__":
@@ -145,4 +163,5 @@ if __name__ == "__main__":
         inputs = given(variant)
         kept |= {f"{variant}/given/{key}": value for key, value in inputs.items()}
         kept |= {f"{variant}/computed/{key}": value for key, value in computed(variant, inputs).items()}
+    check_distinct(kept)
     save_file(kept, FILE)

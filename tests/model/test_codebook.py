@@ -73,7 +73,7 @@ def test_a_collapsed_codebook_recovers_by_replacing_dead_codes() -> None:
     def used_codes(dead_usage: float) -> int:
         torch.manual_seed(0)
         codebook = Codebook(CodebookParams(size=16, dim=2, decay=0.9, commitment_weight=1.0, dead_usage=dead_usage)).train()
-        codebook(torch.full((64, 2), 1e3))  # all codes land in one place, far from what follows
+        codebook(torch.full((64, 2), 1e3))  # all codes start at one point, far from later batches
         for _ in range(100):
             codebook(torch.randn(64, 2))
         return len(codebook.eval().assign(torch.randn(1000, 2)).unique())

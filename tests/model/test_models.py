@@ -40,7 +40,7 @@ def test_the_cache_gives_what_a_whole_pass_gives(tiny_params: Params) -> None:
 
 
 def test_continuations_of_one_past_do_not_see_each_other(tiny_params: Params) -> None:
-    """Three continuations, two steps each, of either of two pasts: each as if it were alone."""
+    """Two pasts with three continuations each, of two steps: every continuation gives what it gives alone."""
     torch.manual_seed(0)
     model = Transformer(tiny_params.train_prior.transformer, 6).eval()
     earlier, x = torch.randn(2, 2, 16), torch.randn(6, 2, 16)
@@ -60,7 +60,7 @@ def test_continuations_of_one_past_do_not_see_each_other(tiny_params: Params) ->
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_dropout_is_an_independent_coin_for_each_element(dropout: float) -> None:
-    """Against the binomial's own deviation; neighbours share a random number, and must not know of each other."""
+    """Within 4 standard deviations of the binomial; elements that share a random number must be independent."""
     torch.manual_seed(0)
     module, x = Dropout(dropout), torch.randn(1001, 999, requires_grad=True)
     random = torch.get_rng_state()
@@ -69,8 +69,8 @@ def test_dropout_is_an_independent_coin_for_each_element(dropout: float) -> None
     dropped = y == 0
     torch.testing.assert_close(y[~dropped], x[~dropped] / (1 - dropout))
     torch.testing.assert_close(x.grad, torch.where(dropped, 0.0, 1 / (1 - dropout)))
-    deviation = (dropout * (1 - dropout) / x.numel()) ** 0.5
-    assert dropped.float().mean().item() == pytest.approx(dropout, abs=4 * deviation)
+    std = (dropout * (1 - dropout) / x.numel()) ** 0.5
+    assert dropped.float().mean().item() == pytest.approx(dropout, abs=4 * std)
     for shift in (1, 2, 3, 4):
         both = (dropped.flatten()[shift:] & dropped.flatten()[:-shift]).float().mean().item()
         assert both == pytest.approx(dropout**2, abs=4 * (dropout**2 * (1 - dropout**2) / x.numel()) ** 0.5)
@@ -160,7 +160,7 @@ def test_the_latent_step_sets_the_number_of_codes(tiny_params: Params, latent_st
     torch.testing.assert_close(rest.transitions_BTX, whole.transitions_BTX[:, latent_step:], rtol=1e-4, atol=1e-5)
 
 
-def test_codes_of_an_attention_bottleneck_have_no_place_in_time(tiny_params: Params) -> None:
+def test_codes_of_an_attention_bottleneck_belong_to_no_particular_steps(tiny_params: Params) -> None:
     vqvae = variant(tiny_params, bottleneck="attention")
     tokens, _ = random_tokens(2, 6)
     changed = tokens.clone()
@@ -174,7 +174,7 @@ def test_codes_of_an_attention_bottleneck_have_no_place_in_time(tiny_params: Par
 
 
 def test_an_attention_bottleneck_masks_a_suffix_of_codes_in_training_only(tiny_params: Params) -> None:
-    """With the second code masked, its value does not matter: over many draws, about half of the windows ignore it."""
+    """With the second code masked, its value does not matter: about half of many windows ignore it."""
     bottleneck = variant(tiny_params, bottleneck="attention", transformer=without_dropout(tiny_params)).bottleneck
     one = torch.randn(1, 2, 16).expand(400, -1, -1)
     other = torch.cat([one[:, :1], torch.randn(400, 1, 16)], dim=1)
@@ -211,7 +211,7 @@ def test_the_loss_equals_a_plain_computation(tiny_policy: Policy) -> None:
     assert losses["code_counts"].sum() == 3 * 2
 
 
-def test_what_stands_in_padding_does_not_change_the_reconstruction_loss(tiny_policy: Policy) -> None:
+def test_the_content_of_padding_does_not_change_the_reconstruction_loss(tiny_policy: Policy) -> None:
     tokens, valid = random_tokens(3, 6, first_padding=3)
     other = tokens.clone()
     other[:, 3:, LAYOUT.transition] += 7

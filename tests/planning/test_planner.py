@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from tap.planning.planner import MOST_STATES, batch_sizes, draw, draw_distinct, likelihood_penalty, predicted_return
+from tap.planning.planner import (
+    MAX_BATCH_STATES,
+    batch_sizes,
+    likelihood_penalty,
+    predicted_return,
+    sample_codes,
+    sample_distinct_codes,
+)
 from tap.planning.policy import Policy
 from tap.settings import Params
 
@@ -20,7 +27,7 @@ def with_planner(policy: Policy, **changes: object) -> Policy:
 
 
 def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
-    """The best of all code sequences, one after another, with whole passes and plain sums; no line shared with the planner."""
+    """The best of all code sequences, by brute force: with whole sequences; no code is shared with the planner."""
     vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
     mean, std = policy.normalizer.mean, policy.normalizer.std
     state = torch.from_numpy((observation - mean[layout.observation]) / std[layout.observation]).float()[None]
@@ -32,9 +39,10 @@ def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...]
             log_probability = float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum())
         raw = steps.transitions_BTX[0].numpy() * std + mean
         discount, last = vqvae.params.windows.discount, params.horizon - 1
-        value = sum(discount**t * raw[t, layout.reward] for t in range(last)) + discount**last * raw[last, layout.return_to_go]
+        rewards = sum(discount**t * raw[t, layout.reward] for t in range(last))
+        predicted = rewards + discount**last * raw[last, layout.return_to_go]
         likely = min(log_probability, num_codes * math.log(params.likelihood_threshold))
-        score = value + params.likelihood_weight * likely
+        score = predicted + params.likelihood_weight * likely
         if best is None or score > best[1]:
             best = codes, score, raw[:, layout.action]
     assert best is not None
@@ -60,24 +68,24 @@ def test_the_penalty_by_hand(tiny_params: Params) -> None:
     torch.testing.assert_close(penalty, torch.tensor([500 * 2 * math.log(0.05), 500 * unlikely], dtype=torch.float64))
 
 
-def test_draws_have_the_distributions_frequencies() -> None:
+def test_samples_have_the_frequencies_of_the_distribution() -> None:
     probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 0.0, 0.0, 1.0]])
     noise = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(0))
-    codes = draw(probabilities.log(), noise)
+    codes = sample_codes(probabilities.log(), noise)
     frequencies = torch.stack([torch.bincount(row, minlength=4) / 20_000 for row in codes])
     torch.testing.assert_close(frequencies, probabilities, atol=0.01, rtol=0)
-    assert draw(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
+    assert sample_codes(probabilities.log(), torch.tensor([[0.0], [0.9999999]])).tolist() == [[0], [3]]
 
 
-def test_distinct_draws_are_a_sample_without_replacement() -> None:
-    """The frequency of each pair equals that of drawing one, then another among the rest."""
+def test_distinct_codes_are_sampled_without_replacement() -> None:
+    """Each pair is as frequent as when one code is sampled, then another from the rest."""
     p = [0.1, 0.2, 0.7]
     noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
-    pairs = draw_distinct(torch.tensor(p).log().expand(20_000, 3), noise, 2).sort(dim=1).values
+    pairs = sample_distinct_codes(torch.tensor(p).log().expand(20_000, 3), noise, 2).sort(dim=1).values
     for i, j in itertools.combinations(range(3), 2):
         expected = p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j])
         assert float((pairs == torch.tensor([i, j])).all(dim=1).float().mean()) == pytest.approx(expected, abs=0.01)
-    assert len(set(draw_distinct(torch.tensor([[0.0, -50.0, -90.0]]), torch.zeros(1, 3), 3)[0].tolist())) == 3
+    assert len(set(sample_distinct_codes(torch.tensor([[0.0, -50.0, -90.0]]), torch.zeros(1, 3), 3)[0].tolist())) == 3
 
 
 def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy) -> None:
@@ -90,7 +98,7 @@ def test_without_replacement_no_two_candidates_are_the_same(tiny_policy: Policy)
 
 
 def test_without_replacement_a_beam_wider_than_all_plans_is_the_exhaustive_search(tiny_policy: Policy) -> None:
-    """Also where it asks for more different codes than there are, as the paper's Adroit does: 1024 of 512."""
+    """Also if it asks for more distinct codes than there are, as the paper does for Adroit: 1024 of 512."""
     size = tiny_policy.vqvae.params.codebook.size
     policy = with_planner(tiny_policy, replacement=False, beam_width=size**2, expansion_factor=size + 1, likelihood_weight=2.0)
     observation = np.random.default_rng(8).normal(size=11).astype(np.float32)
@@ -115,7 +123,7 @@ def test_the_plan_is_the_best_of_its_candidates(tiny_policy: Policy, search: str
 
 @pytest.mark.parametrize("likelihood_threshold", [0.05, 0.9])
 def test_a_wide_beam_finds_the_exhaustive_optimum(tiny_policy: Policy, likelihood_threshold: float) -> None:
-    # Samples repeat, and repeats of the best partial plan would crowd out all others in a narrow beam.
+    # Sampled codes repeat, and in a narrow beam, repeats of the best partial plan would displace all others.
     policy = with_planner(
         tiny_policy, beam_width=3000, expansion_factor=1, likelihood_weight=2.0, likelihood_threshold=likelihood_threshold
     )
@@ -173,7 +181,7 @@ def test_the_partial_threshold_changes_which_beams_are_kept_but_not_the_final_sc
     partial = with_planner(tiny_policy, partial_threshold=True, **choices).plan(observations, generators(*range(30)))
     assert (full.codes != partial.codes).any()
     for found in (full, partial):
-        score = found.value + 5.0 * np.minimum(found.log_probability, 2 * math.log(0.3))
+        score = found.predicted_return + 5.0 * np.minimum(found.log_probability, 2 * math.log(0.3))
         np.testing.assert_allclose(found.score, score, rtol=1e-4)
 
 
@@ -192,28 +200,30 @@ def test_no_search_follows_the_prior(tiny_policy: Policy) -> None:
 
 @pytest.mark.parametrize("choices", [{}, {"replacement": False, "expansion_factor": 1}, {"search": "prior_sampling"}])
 def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str, object]) -> None:
-    """What a CUDA graph needs, tried on tensors that have a shape but no values."""
+    """As a CUDA graph requires. Tested with meta tensors, which have a shape but no values."""
     policy = with_planner(tiny_policy, **choices)
     policy.vqvae.to("meta"), policy.prior.to("meta")
-    noise = policy.search.noise(generators(0, 1)).to("meta")
-    search = policy.search.sample if policy.params.search == "prior_sampling" else policy.search.beam_search
+    noise = policy.planner.noise(generators(0, 1)).to("meta")
+    search = policy.planner.sample_plans if policy.params.search == "prior_sampling" else policy.planner.beam_search
     found = search(torch.empty(2, 11, device="meta"), noise)
     assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)
 
 
-@pytest.mark.parametrize("states", [1, 2, 3, MOST_STATES - 1, MOST_STATES, MOST_STATES + 1, 5 * MOST_STATES + 7])
-def test_batches_are_bounded_and_recorded_ones_of_few_sizes(states: int) -> None:
+@pytest.mark.parametrize(
+    "states", [1, 2, 3, MAX_BATCH_STATES - 1, MAX_BATCH_STATES, MAX_BATCH_STATES + 1, 5 * MAX_BATCH_STATES + 7]
+)
+def test_batches_are_bounded_and_recorded_ones_have_few_sizes(states: int) -> None:
     for recorded in (False, True):
         sizes = batch_sizes(states, recorded)
-        assert sum(sizes) == states and max(sizes) <= MOST_STATES
+        assert sum(sizes) == states and max(sizes) <= MAX_BATCH_STATES
         assert not recorded or all(size in (1, 2, 4, 8, 16) for size in sizes)
 
 
 def test_more_states_than_a_batch_holds_get_the_plans_that_they_get_alone(tiny_policy: Policy) -> None:
-    states = 2 * MOST_STATES + 3
+    states = 2 * MAX_BATCH_STATES + 3
     observations = np.random.default_rng(0).normal(size=(states, 11))
     together = tiny_policy.plan(observations, generators(*range(states)))
-    for i in (0, MOST_STATES - 1, MOST_STATES, states - 1):
+    for i in (0, MAX_BATCH_STATES - 1, MAX_BATCH_STATES, states - 1):
         alone = tiny_policy.plan(observations[i : i + 1], generators(i))
         np.testing.assert_array_equal(together.codes[i], alone.codes[0])
         np.testing.assert_allclose(together.actions[i], alone.actions[0], rtol=1e-4, atol=1e-5)

@@ -28,7 +28,7 @@ def test_a_saved_policy_holds_no_pickle(tiny_policy_folder: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(11,), (2, 12), (2, 3, 11)])
 def test_wrong_shapes_are_refused(tiny_policy: Policy, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"this policy wants \(n, 11\)"):
+    with pytest.raises(ValueError, match=r"this policy needs \(n, 11\)"):
         tiny_policy.plan(np.zeros(shape), generators(2))
 
 
@@ -52,23 +52,23 @@ def test_a_folder_of_an_earlier_version_is_explained(tiny_policy_folder: Path) -
     description = json.loads(file.read_text())
     description["normalizer"]["deviation"] = description["normalizer"].pop("std")
     file.write_text(json.dumps(description))
-    with pytest.raises(ValueError, match=r"vqvae\.json is of an earlier version .*lacks std.* train again"):
+    with pytest.raises(ValueError, match=r"vqvae\.json was written by an earlier version .*lacks std.* train again"):
         Policy.load(tiny_policy_folder)
 
 
-def test_doubts_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
+def test_reasons_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
     low, high = np.full(16, -1.0, np.float32), np.full(16, 3.0, np.float32)
     policy = Policy.load(tiny_policy_folder)
     policy.normalizer = replace(policy.normalizer, min=low, max=high)
     observations = np.zeros((5, 11))
     observations[1, 4] = 3.39  # the range is 4 wide: a tenth beyond it is still within the support
     observations[2, 4] = 3.41
-    observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is named
+    observations[3, 2], observations[3, 9] = -1.5, -30.0  # the farther one is reported
     plan = policy.plan(observations, generators(5))
-    assert policy.search.num_codes == 2 and policy.params.likelihood_threshold == 0.05
+    assert policy.planner.num_codes == 2 and policy.params.likelihood_threshold == 0.05
     plan = replace(plan, log_probability=np.log([0.0026, 0.0026, 0.0026, 0.0026, 0.0024]))  # the threshold is 0.0025
     allowed = "far outside the training data, which allows -1.4 to 3.4"
-    assert policy.doubts(observations, plan) == [
+    assert policy.ood_reasons(observations, plan) == [
         {},
         {},
         {"state": f"observation[4] is 3.41, {allowed}"},
@@ -77,14 +77,14 @@ def test_doubts_by_hand(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
     ]
 
 
-def test_a_plan_has_the_doubts_of_its_search(tiny_policy: Policy) -> None:
-    """Both count the same codes and the same threshold: the score of a plan without the doubt is not lowered."""
+def test_a_plan_is_out_of_distribution_where_its_score_is_penalised(tiny_policy: Policy) -> None:
+    """The reason and the penalty use the same threshold: the score of a plan without the reason is not lowered."""
     params = tiny_policy.params.model_copy(update={"likelihood_threshold": 0.3, "likelihood_weight": 1.0})
     policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
     observations = np.random.default_rng(0).normal(size=(20, 11))
     plan = policy.plan(observations, generators(20))
-    penalties = plan.score - plan.value
-    unlikely = np.array(["plan" in doubts for doubts in policy.doubts(observations, plan)])
+    penalties = plan.score - plan.predicted_return
+    unlikely = np.array(["plan" in reasons for reasons in policy.ood_reasons(observations, plan)])
     assert unlikely.any() and not unlikely.all()
     np.testing.assert_allclose(penalties[~unlikely], penalties.max(), atol=1e-3)
     assert (penalties[unlikely] < penalties.max() - 1e-3).all()

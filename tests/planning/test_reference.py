@@ -17,7 +17,7 @@ from tap.settings import load_params
 
 CHOICES: list[dict[str, Any]] = [
     {"replacement": False},
-    {"replacement": False, "beam_width": 150},  # 600 different first codes, of 512
+    {"replacement": False, "beam_width": 150},  # 600 distinct first codes of 512
     {"partial_threshold": True},
     {"stop_at_end": True},
     {"horizon": 3},
@@ -37,7 +37,7 @@ def paper_policy(write_params: Callable[..., Path], task: str, **planner: Any) -
     vqvae, prior = VQVAE(params.train_vqvae, layout), Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
     with torch.no_grad():
         for parameter in (*vqvae.to_token.parameters(), *prior.to_logits.parameters(), *prior.embed_code.parameters()):
-            parameter.mul_(20)  # as trained models do, prefer some codes, and predict returns that differ
+            parameter.mul_(20)  # like trained models, prefer some codes and predict different returns
     vqvae.codebook.vectors_KD.normal_()
     rng = np.random.default_rng(0)
     normalizer = Normalizer(
@@ -50,9 +50,9 @@ def paper_policy(write_params: Callable[..., Path], task: str, **planner: Any) -
 def check(policy: Policy, states: int) -> None:
     observations = np.random.default_rng(1).normal(size=(states, policy.observation_dim)).astype(np.float32)
     fast = policy.plan(observations, generators(states))
-    plain = reference.plan(policy.search, torch.from_numpy(observations), generators(states))
+    plain = reference.plan(policy.planner, torch.from_numpy(observations), generators(states))
     np.testing.assert_array_equal(fast.codes, plain.codes)
-    for name in ("score", "value", "log_probability", "observations", "actions", "rewards", "returns_to_go"):
+    for name in ("score", "predicted_return", "log_probability", "observations", "actions", "rewards", "returns_to_go"):
         np.testing.assert_allclose(getattr(fast, name), getattr(plain, name), rtol=1e-4, atol=1e-3, err_msg=name)
 
 

@@ -26,7 +26,7 @@ from mlflow.pyfunc.model import PythonModelContext
 
 from benchmarks.sizes import params_of
 from pipelines.serve import serve
-from tap.planning.planner import MOST_STATES
+from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Plan, Policy
 from tap.serving.policy import ServedPolicy, SharedPolicy
 from tap.settings import Runtime
@@ -72,7 +72,7 @@ def test_details_are_the_plan_and_what_speaks_against_it(served: ServedPolicy, t
         for name in ("observations", "actions", "rewards"):
             np.testing.assert_allclose(record["plan"][name], getattr(plan, name)[row], rtol=1e-4, atol=1e-5)
         assert record["action"] == record["plan"]["actions"][0]
-        assert record["predicted_return"] == pytest.approx(plan.value[row], rel=1e-4)
+        assert record["predicted_return"] == pytest.approx(plan.predicted_return[row], rel=1e-4)
         assert record["probability"] == pytest.approx(np.exp(plan.log_probability[row]), rel=1e-4)
         assert record["out_of_distribution"] == bool(record["reasons"])
     (far,) = predict(served, [[100.0, *[0.0] * 10]], {"details": True})
@@ -100,7 +100,7 @@ def test_a_wrong_input_is_the_callers_mistake(served: ServedPolicy, observations
 
 
 def test_a_failure_of_the_planner_is_the_servers(served: ServedPolicy, caplog: pytest.LogCaptureFixture) -> None:
-    served.policy.search.prior = torch.nn.Identity()  # type: ignore[assignment]
+    served.policy.planner.prior = torch.nn.Identity()  # type: ignore[assignment]
     with pytest.raises(MlflowException, match="planning failed; the server's log says why") as error:
         predict(served, OBSERVATIONS)
     assert error.value.get_http_status_code() == 500 and "Traceback" in caplog.text
@@ -150,11 +150,11 @@ def test_a_batch_does_not_grow_without_end(tiny_policy: Policy) -> None:
         while not gate.batches:
             time.sleep(0.001)
         for seed in range(3):
-            threads.submit(shared.plan, np.zeros((MOST_STATES - 1, 11)), generators(seed, MOST_STATES - 1))
+            threads.submit(shared.plan, np.zeros((MAX_BATCH_STATES - 1, 11)), generators(seed, MAX_BATCH_STATES - 1))
         while shared._waiting.qsize() < 3:
             time.sleep(0.001)
         gate.open.set()
-    assert gate.batches == [1, 2 * (MOST_STATES - 1), MOST_STATES - 1]
+    assert gate.batches == [1, 2 * (MAX_BATCH_STATES - 1), MAX_BATCH_STATES - 1]
 
 
 class Server(NamedTuple):

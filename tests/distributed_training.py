@@ -1,0 +1,65 @@
+"""Trains a tiny VQ-VAE and a prior, in as many processes as torchrun starts; used by test_distributed.py.
+
+Example: python -m torch.distributed.run --nproc-per-node=2 tests/distributed_training.py OUT
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import make_tiny_policy, random_episodes, tiny_tree
+from torch import Tensor
+
+from benchmarks.sizes import params_of
+from tap.data.windows import Windows, fit_normalizer
+from tap.distributed import process_group, rank
+from tap.training import fit
+
+
+def train(out: Path) -> dict[str, Any]:
+    """What this process has after training: weights and history of both models, and each batch's number of padded steps."""
+    tree = tiny_tree()
+    for stage in ("train_vqvae", "train_prior"):
+        # Processes differ in what they sample at random: masks of dropout, and vectors that replace dead codes.
+        tree[stage]["transformer"] = tree[stage]["transformer"] | {"dropout": 0.0}
+        tree[stage]["fit"] = tree[stage]["fit"] | {"updates": 12, "log_every": 4, "checkpoint_every": 12}
+    tree["train_vqvae"]["codebook"] |= {"dead_usage": 0.0}
+    params = params_of("hopper", "cpu", **tree)
+    training, held_out = random_episodes([9, 3, 20, 4, 13, 2], 11, 3), random_episodes([11, 2, 6], 11, 3, seed=1)
+    normalizer, device = fit_normalizer(training, params.train_vqvae.windows), torch.device("cpu")
+    windows = [Windows(episodes, params.train_vqvae.windows, normalizer, device) for episodes in (training, held_out)]
+    policy = make_tiny_policy(params)
+    vqvae, prior = policy.vqvae, policy.prior
+    with torch.no_grad():  # code vectors near the features, so that several codes are used
+        vqvae.codebook.vectors_KD.copy_(vqvae.features(windows[0].gather(torch.arange(4))[0]).flatten(0, 1))
+    vqvae.codebook.sums_KD.copy_(vqvae.codebook.vectors_KD)
+    vqvae.codebook.counts_K.fill_(1.0)
+    padding: list[int] = []
+
+    def vqvae_loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+        tokens, valid = windows[is_held_out].gather(starts)
+        padding.append(int((~valid).sum()))
+        return vqvae.loss(tokens, valid)
+
+    def prior_loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+        codes = vqvae.encode(windows[is_held_out].gather(starts)[0])
+        return prior.loss(codes, windows[is_held_out].transitions_NX[starts, vqvae.layout.observation])
+
+    found: dict[str, Any] = {"padding": padding}
+    for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss)):
+        found[name] = {
+            "history": fit(
+                model, loss, getattr(params, f"train_{name}").fit, num_windows=len(windows[0]), num_held_out=len(windows[1]),
+                seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
+            ),
+            "weights": model.state_dict(),
+        }  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with process_group():
+        out = Path(sys.argv[1])
+        torch.save(train(out), f"{out}.{rank()}")

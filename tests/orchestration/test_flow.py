@@ -35,7 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
     """`tap run --dataset a --seed 0 --no-promote` in another process, at the moment when its second stage sleeps."""
     (project / "sleep").write_text("train_vqvae@a-0")
-    code = "from pipelines import flow; flow.run(['a'], [0], promote=False)"
+    code = "from pipelines.orchestration import flow; flow.run(['a'], [0], promote=False)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
     # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.
@@ -151,7 +151,7 @@ def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
     assert process.run(["sh", "-c", command], show, lock) == 3
     assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
     output = other[0].communicate(timeout=10)[0].decode().splitlines()
-    assert output == ["another run is at work in this folder: waiting for it to end False", "second False"]
+    assert output == ["another run is active in this folder: waiting for it to end False", "second False"]
 
 
 def test_a_command_sees_the_variables_that_it_is_given(tmp_path: Path) -> None:

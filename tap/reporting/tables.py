@@ -1,6 +1,6 @@
 """Tables of results, for the page and for Markdown.
 
-The paper's numbers are of D4RL's own data. They are shown beside our dataset of the same task, whose label states where it comes
+The paper's numbers are of D4RL's own data. They are shown with our dataset of the same task, whose label states where it comes
 from. Unless that is D4RL, the paper's number is a landmark, and its label is never more than "the paper, on D4RL's ...".
 """
 

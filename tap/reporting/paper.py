@@ -1,4 +1,4 @@
-"""The paper's numbers (Jiang et al., ICLR 2023), as printed, and which of them a dataset may stand beside.
+"""The paper's numbers (Jiang et al., ICLR 2023), as printed, and the ones that apply to a dataset.
 
 paper_scores.csv: the main tables. The paper's appendix "Baselines" gives their sources: the baselines' own papers, except for
 BC (D4RL's paper), CQL in locomotion and DT in AntMaze (IQL's paper), MOPO in Adroit (Optimized MOPO's paper), TT in Adroit

@@ -1,4 +1,4 @@
-"""The report: one page of all results, curves and validations that needs no network, beside its figures and tables as files.
+"""The report: one page of all results, curves and validations that needs no network, and its figures and tables as files.
 
 It reads what the stages wrote under data/ (metrics/, plots/, raw/*/validation.json), and writes index.html with all figures
 inside, the figures as PNG files for slides, and the tables beside the paper's as Markdown. Equal inputs give equal bytes.

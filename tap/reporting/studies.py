@@ -1,4 +1,4 @@
-"""The paper's ablation tables: which rows stand in which column, beside the paper's numbers."""
+"""The paper's ablation tables: which rows are in which column, with the paper's numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Column:
     """A setting that one of the paper's tables tries.
 
     Its row is the base's (None) or that of an ablation in `rows`, with the planner and model of `settings`. A `context` column
-    only stands beside others: without them there is no table.
+    is shown for comparison only: alone it makes no table.
     """
 
     label: str

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers. In the page, CSS puts its own light or dark ones in their place.
+# Okabe and Ito's colours, which colour-blind readers can distinguish. The page's CSS replaces them, for light and dark themes.
 INK, MUTED, GRID, DATASET, TAP, OTHER = "#1c2128", "#5b6470", "#dce0e5", "#a3acb8", "#0072b2", "#d55e00"
 THEME = {INK: "--ink", MUTED: "--muted", GRID: "--grid", DATASET: "--dataset", TAP: "--tap", OTHER: "--other"}
 STYLE: Any = {

@@ -1,7 +1,7 @@
 """Tables of results, for the page and for Markdown.
 
-The paper's numbers are of D4RL's own data. Beside them stands our dataset of the same task, labelled with where it comes from.
-Unless that is D4RL, the paper's number is a landmark, and its label is never more than "the paper, on D4RL's ...".
+The paper's numbers are of D4RL's own data. They are shown with our dataset of the same task, whose label states where it comes
+from. Unless that is D4RL, the paper's number is a landmark, and its label is never more than "the paper, on D4RL's ...".
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def _main_table(title: str, rows: Sequence[Row], suite: str) -> Table:
         for method in dict.fromkeys(method for _, method in published)
         if any((paper, method) in published for paper in papers)
     ]
-    methods.sort(key=lambda method: method != "TAP")  # the paper's TAP stands beside ours
+    methods.sort(key=lambda method: method != "TAP")  # next to our TAP
     columns = [
         *zip(*map(_scores, rows), strict=True),
         *([published.get((paper or "", method)) for paper in papers] for method in methods),

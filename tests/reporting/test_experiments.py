@@ -15,7 +15,7 @@ from tap.reporting.studies import STUDIES, compare
 STUDY = {study.name: study for study in STUDIES}
 
 
-def test_bars_stand_at_the_means_and_the_papers_beside_them() -> None:
+def test_bars_are_the_means_ours_and_the_papers() -> None:
     rows = rows_of("hopper-medium-v2", prior_sampling=({"search": "prior_sampling"}, [10.0, 20.0]))
     columns, comparisons = compare(STUDY["sampling"], rows)
     axes = ablation_figure([(STUDY["sampling"], columns, comparisons)]).axes
@@ -58,7 +58,7 @@ def test_relative_scores_are_over_the_papers_baselines() -> None:
     assert two.lines[2].get_xydata().tolist() == [[3, 1.5]]
 
 
-def test_latencies_stand_beside_the_papers() -> None:
+def test_latencies_are_shown_with_the_papers() -> None:
     (row,) = rows_of()
     ours, tt, tap = dimension_latency_figure([(16, row)]).axes[0].lines
     assert ours.get_xydata().tolist() == [[16, 0.02]]

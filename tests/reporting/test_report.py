@@ -171,7 +171,7 @@ def test_equal_inputs_give_equal_bytes(data: Path, tmp_path: Path) -> None:
 
 
 def test_missing_parts_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "metrics/evaluate/x-0.json", evaluation_json(runs={}))
+    write(tmp_path / "metrics/evaluate/x-0.json", evaluation_json(runs={"train_vqvae": None, "evaluate": "3" * 32}))
     page = Page(write_report(tmp_path, tmp_path / "report"))
     assert page.drawings == 1
     assert not any(word in page.words for word in ("All ablations", "without search", "Departures", "None", "Undefined"))

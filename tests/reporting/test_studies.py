@@ -32,7 +32,7 @@ def test_an_ablation_that_did_something_else_is_in_no_column() -> None:
     assert study_table(STUDY["beta"], rows) is None
 
 
-def test_what_only_stands_beside_makes_no_table() -> None:
+def test_context_alone_makes_no_table() -> None:
     sampled = {"search": "prior_sampling"}
     rows = rows_of(prior_sampling=(sampled, [30.0, 30.0]), horizon_12=({}, [7.0, 7.0]))
     assert {study.name for study in STUDIES if study_table(study, rows)} == {"sampling"}

@@ -16,7 +16,7 @@ from tap.settings import FetchParams
 def load_recording(path: Path, info: DatasetInfo, params: FetchParams, folder: Path) -> tuple[Episodes, dict[str, Any]]:
     """A file's episodes, by way of the arrays that fetch writes into `folder`, and its validation report."""
     with open_recording(path, info, params) as recording:
-        report = validate(recording)
+        report = validate(recording).as_json()
         recording.save(folder)
     return Episodes.load(folder), report
 

@@ -98,7 +98,7 @@ def validate(dataset: Dataset) -> None:
     from tap.settings import load_params
 
     fetch = load_params(PARAMS, dataset).fetch
-    report = describe(lookup(dataset, fetch), fetch)
+    report = describe(lookup(dataset, fetch), fetch).as_json()
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]

@@ -16,7 +16,7 @@ from tap.settings import FetchParams
 def load_recording(path: Path, info: DatasetInfo, params: FetchParams, folder: Path) -> tuple[Episodes, dict[str, Any]]:
     """A file's episodes, by way of the arrays that fetch writes into `folder`, and its validation report."""
     with open_recording(path, info, params) as recording:
-        report = validate(recording)
+        report = validate(recording).as_json()
         recording.save(folder)
     return Episodes.load(folder), report
 
@@ -79,5 +79,16 @@ class Data:
 
     def load(self, columns: dict[str, Any], dataset: str = "mine", **changes: Any) -> tuple[Episodes, dict[str, Any]]:
         self.write(columns)
-        params = fetch(**({"path": self.path, "max_episode_steps": 1000 if dataset == "mine" else None} | changes))
+        params = self.params(dataset, **changes)
         return load_recording(self.path, lookup(dataset, params), params, self.path.with_name("arrays"))
+
+    def cut(self, columns: dict[str, Any], dataset: str = "mine", **changes: Any) -> tuple[Episodes, dict[str, Any]]:
+        """As `load`, but without writing arrays, which waits for the disk: for many small files."""
+        self.write(columns)
+        params = self.params(dataset, **changes)
+        with open_recording(self.path, lookup(dataset, params), params) as recording:
+            (episodes,) = recording.chunks()
+            return episodes, validate(recording).as_json()
+
+    def params(self, dataset: str, **changes: Any) -> FetchParams:
+        return fetch(**({"path": self.path, "max_episode_steps": 1000 if dataset == "mine" else None} | changes))

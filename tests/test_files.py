@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tap.files import read_json, write_atomically, write_json
+from tap.files import atomic_file, read_json, write_atomically, write_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +31,19 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, float("nan"))
     assert path.read_bytes() == b"old"
+
+
+def test_a_file_written_in_parts_appears_at_the_end_and_not_where_a_part_fails(tmp_path: Path) -> None:
+    path = tmp_path / "folder/file"
+    with atomic_file(path) as file:
+        file.write(b"first ")
+        assert not path.exists()
+        file.write(b"second")
+    assert path.read_bytes() == b"first second"
+    with pytest.raises(KeyError), atomic_file(path) as file:
+        file.write(b"third")
+        raise KeyError
+    assert path.read_bytes() == b"first second" and list(path.parent.iterdir()) == [path]
 
 
 def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Example: python -m pipelines.stages.fetch hopper-medium-replay
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pipelines.command_line import Dataset, main
 from pipelines.stages.params import FetchStage
@@ -15,7 +14,7 @@ from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
 from tap.data.validation import validate
 from tap.envs.make import make_environment
-from tap.files import write_json
+from tap.results import ValidationReport
 from tap.settings import FetchParams, Runtime
 
 
@@ -26,17 +25,17 @@ def run(dataset: Dataset) -> None:
         # Written last, so that the arrays beside a report are always those that it describes.
         (folder / "validation.json").unlink(missing_ok=True)
         recording.save(folder / "episodes")
-    write_json(folder / "validation.json", validation)
-    length, mean = validation["length"], validation["return"]["mean"]
+    validation.write(folder / "validation.json")
+    length, mean = validation.length, validation.episode_return.mean
     print(
-        f"{dataset}: {validation['transitions']} transitions in {validation['episodes']} episodes of {length['min']} to "
-        f"{length['max']} steps, mean return {mean:.1f}, from {validation['source']} {validation['origin']}"
+        f"{dataset}: {validation.transitions} transitions in {validation.episodes} episodes of {length.min} to "
+        f"{length.max} steps, mean return {mean:.1f}, from {validation.source} {validation.origin}"
     )
-    for warning in validation["warnings"]:
+    for warning in validation.warnings:
         print(f"{dataset}: note: {warning}")
 
 
-def describe(info: DatasetInfo, fetch: FetchParams) -> dict[str, Any]:
+def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
     """A dataset's validation report; its file is downloaded where it is not here yet. Raises ValueError."""
     with recording_of(info, fetch) as recording:
         return validate(recording)

@@ -9,10 +9,11 @@ from tap.data.catalog import DatasetInfo
 from tap.data.episodes import Episodes
 from tap.data.recording import Recording
 from tap.files import sha256
+from tap.results import ValidationReport
 
 
-def validate(recording: Recording) -> dict[str, Any]:
-    """A report that JSON can hold. Reads all of the file; raises ValueError as `Table.read`."""
+def validate(recording: Recording) -> ValidationReport:
+    """The report. Reads all of the file; raises ValueError as `Table.read`."""
     table, info, lengths, path = recording.table, recording.info, recording.boundaries.lengths, recording.table.path
     summary = _Summary()
     for part in recording.chunks():
@@ -45,7 +46,7 @@ def validate(recording: Recording) -> dict[str, Any]:
         "non_finite": dict.fromkeys(table.columns, 0),
         "return_histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
     }
-    return report | {"warnings": _warnings(report, recording)}
+    return ValidationReport.model_validate(report | {"warnings": _warnings(report, recording)})
 
 
 @dataclass

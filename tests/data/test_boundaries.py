@@ -25,7 +25,7 @@ def test_boundaries_equal_a_loop_over_rows(tmp_path_factory: pytest.TempPathFact
         "terminals": np.array(["T" in flag for flag in flags]),
         "timeouts": np.array(["U" in flag for flag in flags]),
     }
-    episodes, report = Data(tmp_path_factory.mktemp("loop")).load(columns, max_episode_steps=40)
+    episodes, report = Data(tmp_path_factory.mktemp("loop")).cut(columns, max_episode_steps=40)
     assert [*zip(episodes.lengths, ~episodes.truncated, strict=True)] == expected
     assert episodes.returns.tolist() == episodes.lengths.tolist()
     assert report["unfinished_last_episode"] == (not flags[-1])
@@ -147,7 +147,7 @@ def test_antmaze_goals_equal_a_loop_over_rows(tmp_path_factory: pytest.TempPathF
         else:
             expected.append(rows)
     expected = [rows for rows in expected if rows]
-    episodes, report = Data(tmp_path_factory.mktemp("goals")).load(columns, "antmaze-umaze-v2")
+    episodes, report = Data(tmp_path_factory.mktemp("goals")).cut(columns, "antmaze-umaze-v2")
     assert episodes.lengths.tolist() == [len(rows) for rows in expected]
     np.testing.assert_array_equal(
         episodes.observations[:, :29], columns["observations"][[row for rows in expected for row in rows]]

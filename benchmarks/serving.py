@@ -56,7 +56,7 @@ def log_random_policy(folder: Path) -> str:
     layout = LAYOUTS["hopper"]
     random_policy(params_of("hopper", "cpu"), layout, torch.device("cpu")).save(folder / "policy")
     tags = {"dataset": "random", "seed": 0, "scale": "cpu", "dataset_digest": "none"}
-    runtime = Runtime(spool=folder / "spool")
+    runtime = Runtime(outbox=folder / "outbox")
     with start_run("evaluate", name="benchmark", params={}, tags=tags, runtime=runtime) as run:
         log_policy(run, folder / "policy", random_observations(2, layout))
         run.register("random", {})

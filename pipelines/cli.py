@@ -35,7 +35,7 @@ app = App(
     tap models                     # the policies so far
     tap promote ID --rollback      # back to the champion before
     tap serve ID                   # the champion over HTTP
-    tap sync                       # tell MLflow what it missed
+    tap sync                       # send MLflow the runs that it missed
     tap ui                         # MLflow's and Prefect's pages
     tap worker cpu                 # on each machine of a team
     tap sweep                      # what `tap run` does, by the workers
@@ -248,9 +248,9 @@ def reap(
 
 @app.command()
 def sync() -> None:
-    """Tell MLflow of the runs that it missed: because it was away, or they were killed.
+    """Send MLflow the runs that it missed: because it was down, or they were killed.
 
-    They wait in the folder .tracking (TAP_SPOOL). Telling it twice makes no duplicates.
+    They wait in the folder .tracking (TAP_OUTBOX). Sending them twice makes no duplicates.
 
     Example: `tap sync`
     """
@@ -262,7 +262,7 @@ def sync() -> None:
         print(f"{delivered.run}: {delivered.outcome}", f"({delivered.reason})" if delivered.reason else "", flush=True)
         outcomes.append(delivered.outcome)
     if not outcomes:
-        print("MLflow has been told of every run")
+        print("all runs are synced")
     if failed := outcomes.count("failed"):
         raise ValueError(f"{failed} of {len(outcomes)} runs could not be delivered, for the reasons above")
 

@@ -31,7 +31,7 @@ from tap.files import read_json
 from tap.reporting.results import SOURCES, Estimate, mean_and_standard_error
 from tap.settings import Runtime, load_params, read_params_file
 from tap.tracking import run as tracking
-from tap.tracking.mlflow_store import public
+from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.model_card import with_promotion
 from tap.tracking.registry import PREFIX, Registry, Version, model_name, open_registry
 
@@ -181,7 +181,7 @@ def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -
         version = registry.version_of_run(name, run_id)
         if version is None:
             raise ValueError(
-                f"{path}: run {run_id} has no version of {name} at {public(Runtime().tracking_uri)}: run `tap sync`, where it "
+                f"{path}: run {run_id} has no version of {name} at {redact_credentials(Runtime().tracking_uri)}: run `tap sync`, where it "
                 f"was evaluated, if MLflow was away; else `dvc repro --force -s evaluate@{path.stem}`"
             )
         found[path] = version

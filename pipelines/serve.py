@@ -5,7 +5,7 @@ import signal
 import sys
 
 from pipelines.orchestration import process
-from tap.tracking.mlflow_store import public
+from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.registry import open_registry
 
 
@@ -17,7 +17,7 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
     with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:
             raise ValueError(
-                f"{name} has no {alias} at {public(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
+                f"{name} has no {alias} at {redact_credentials(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
             )
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument, for it may hold a password, which `ps` would show
 

@@ -414,7 +414,7 @@ class Runtime(BaseSettings):
     device: str = Field("auto", validation_alias="TAP_DEVICE")
     checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")
     tracking_uri: str = Field("sqlite:///mlflow.db", validation_alias="MLFLOW_TRACKING_URI")
-    spool: Path = Field(Path(".tracking"), validation_alias="TAP_SPOOL")  # what MLflow has not been told yet
+    outbox: Path = Field(Path(".tracking"), validation_alias="TAP_OUTBOX")  # runs that are not synced to MLflow yet
     parent_run: str | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
     flow_run: str | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
     d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")

@@ -4,7 +4,6 @@
 """
 
 import io
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,6 @@ import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
-
-# Read where prefect is imported: no usage data leaves this machine, and a log line begins with the stage it comes from.
-os.environ.setdefault("DO_NOT_TRACK", "1")
-os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT", "%(asctime)s | %(message)s")
-os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT", "%(asctime)s | %(task_run_name)s | %(message)s")
 
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact

@@ -1,19 +1,14 @@
-"""MLflow's store: the connection to it, and the delivery of records to it."""
+"""MLflow's store: the connection to it, and the delivery of records to it.
+
+In an outage of the tracking server a delivery raises what MLflow raises, and its next attempt continues where this one failed.
+"""
 
 import fcntl
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-# A server that does not answer costs seconds; by MLflow's defaults it would cost minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # a new store's first request makes its tables, which took over 5
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # lines and bars in the midst of a stage's own
-os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import mlflow
 from mlflow import MlflowClient
@@ -23,22 +18,21 @@ from mlflow.exceptions import MlflowException
 from tap.tracking.outbox import Record
 
 EXPERIMENT = "tap"
-BATCH = 1000  # metrics that MLflow takes in one request
+MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits for one request
 MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's error codes; the second for a missing alias
 
 T = TypeVar("T")
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of each retry; a Run warns once of them all
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of the store, which from now on is MLflow's default in this process; makes store and experiment if new."""
+    """A client of the store, which also becomes MLflow's default in this process; creates store and experiment if missing."""
     mlflow.set_tracking_uri(tracking_uri)
     file = _sqlite_file(tracking_uri)
     if file is None:
         client = MlflowClient(tracking_uri)
         experiment(client)
         return client
-    # Processes that make the tables of one new file at the same time break each other.
+    # Two processes that create the tables of one new file at the same time both fail.
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -50,7 +44,7 @@ def connect(tracking_uri: str) -> MlflowClient:
 
 
 def experiment(client: MlflowClient, artifacts: str | None = None) -> Experiment:
-    """The experiment that holds all runs, made if new."""
+    """The experiment of all runs, created if missing."""
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
         unless(("RESOURCE_ALREADY_EXISTS",), lambda: client.create_experiment(EXPERIMENT, artifact_location=artifacts))
@@ -60,34 +54,34 @@ def experiment(client: MlflowClient, artifacts: str | None = None) -> Experiment
 
 
 def find_runs(client: MlflowClient, condition: str) -> list[Run]:
-    """All runs that fulfil a condition in MLflow's search syntax, deleted ones excepted."""
+    """All runs, except deleted ones, that match a condition in MLflow's search syntax."""
     return list(client.search_runs([experiment(client).experiment_id], condition, max_results=50_000))
 
 
 class Delivery:
-    """A record on its way into a store.
+    """The delivery of one record to a store.
 
-    A record may be delivered again, in part or as a whole, since a process can die between a request and its answer. Nothing is
-    stored twice by that: run, model and version carry the run's key and are looked for by it before they are made; params,
-    tags, artifacts and end overwrite what is equal; and MLflow drops a metric whose name, time, step and value it has.
+    A record may be delivered again, in part or as a whole, since a process can die between a request and its response. This
+    stores nothing twice: run, model and version are tagged with the run's key and looked up by it before they are created;
+    params, tags, artifacts and end are overwritten with equal ones; MLflow drops a metric of equal name, time, step and value.
     """
 
     def __init__(self, record: Record, tracking_uri: str) -> None:
         self.record, self._tracking_uri = record, tracking_uri
         self._client: MlflowClient | None = None
         self._run_id = ""  # in MLflow
-        self._position, self._ended = 0, False  # in the record: up to here the store has everything; is that an end
+        self._position, self._ended = 0, False  # in the record: all before this is stored; whether its last event is an end
 
     def send(self) -> bool:
-        """Send what the record holds and the store has not yet; whether that is all of the run, its end included.
+        """Send the events that are not stored yet; True once the run's end is stored.
 
-        Raises whatever MLflow raises; the next call goes on from there.
+        Raises whatever MLflow raises; the next call continues from there.
         """
         self._client = self._client or connect(self._tracking_uri)
         waiting: list[Metric] = []
         position = self._position
         for after, event in self.record.events(position):
-            if event["event"] != "metrics" or len(waiting) >= BATCH:
+            if event["event"] != "metrics" or len(waiting) >= MAX_METRICS:
                 self._send_metrics(self._client, waiting, position)
                 waiting = []
             if event["event"] == "metrics":
@@ -100,8 +94,8 @@ class Delivery:
         return self._ended
 
     def _send_metrics(self, client: MlflowClient, metrics: list[Metric], position: int) -> None:
-        for start in range(0, len(metrics), BATCH):
-            client.log_batch(self._run_id, metrics=metrics[start : start + BATCH])
+        for start in range(0, len(metrics), MAX_METRICS):
+            client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])
         self._position = position
 
     def _send_event(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
@@ -120,9 +114,20 @@ class Delivery:
                 if not self._ended_after(client.get_run(self._run_id), event):
                     client.set_terminated(self._run_id, event["status"], event["time"])
             case unknown:
-                raise ValueError(f"{self.record.folder}: no event is called {unknown!r}: was it written by a newer version?")
+                raise ValueError(f"{self.record.folder}: unknown event {unknown!r}: was it written by a newer version of tap?")
 
     def _begin(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
+        run = self._find_or_create_run(client, event)
+        self._run_id = run.info.run_id
+        params = [Param(name, value) for name, value in event["params"].items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
+        client.log_batch(self._run_id, tags=_tags(event["tags"]))
+        if run.info.status != "RUNNING" and not self._ended_after(run, event):
+            client.update_run(self._run_id, status="RUNNING")
+        self._link_family(client, event["parent"])
+
+    def _find_or_create_run(self, client: MlflowClient, event: Mapping[str, Any]) -> Run:
         key, parent = self.record.key, event["parent"]
         same_key = f"tags.run_key = '{key}'"
         found = find_runs(client, same_key)
@@ -130,41 +135,37 @@ class Delivery:
             tags = {"run_key": key} | ({"parent_run": parent} if parent else {})
             client.create_run(experiment(client).experiment_id, event["time"], tags, event["name"])
             found = find_runs(client, same_key)
-        run, *twins = found
-        for twin in twins:  # made by a request that MLflow's client sent again
-            client.delete_run(twin.info.run_id)
-        self._run_id = run.info.run_id
-        params = [Param(name, value) for name, value in event["params"].items()]
-        for start in range(0, len(params), 100):  # MLflow's limit for one request
-            client.log_batch(self._run_id, params=params[start : start + 100])
-        client.log_batch(self._run_id, tags=_tags(event["tags"]))
-        if run.info.status != "RUNNING" and not self._ended_after(run, event):
-            client.update_run(self._run_id, status="RUNNING")
-        # Parent and child come in either order, maybe from two machines: whichever is second ties them together.
+        run, *duplicates = found
+        for duplicate in duplicates:  # created by a request that MLflow's client sent again
+            client.delete_run(duplicate.info.run_id)
+        return run
+
+    def _link_family(self, client: MlflowClient, parent: str | None) -> None:
+        """Link the run to its parent and children. They are delivered in any order, so the later of two makes the link."""
         for found_parent in find_runs(client, f"tags.run_key = '{parent}'") if parent else ():
             client.set_tag(self._run_id, "mlflow.parentRunId", found_parent.info.run_id)
-        for child in find_runs(client, f"tags.parent_run = '{key}'"):
+        for child in find_runs(client, f"tags.parent_run = '{self.record.key}'"):
             client.set_tag(child.info.run_id, "mlflow.parentRunId", self._run_id)
 
     @staticmethod
     def _ended_after(run: Run, event: Mapping[str, Any]) -> bool:
-        """Whether the store knows of a later end, as of a run that another machine took over when this one's was lost."""
+        """Whether the stored end is later, as where another machine took the run over from a lost one."""
         return run.info.end_time is not None and run.info.end_time > event["time"]
 
     def _log_model(self, client: MlflowClient) -> None:
         if self._model_id(client) is None:
-            made = client.create_logged_model(
+            created = client.create_logged_model(
                 experiment(client).experiment_id, "policy", self._run_id, {"run_key": self.record.key}
             )
-            client.log_model_artifacts(made.model_id, str(self.record.folder / "model"))
-            client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
+            client.log_model_artifacts(created.model_id, str(self.record.folder / "model"))
+            client.finalize_logged_model(created.model_id, LoggedModelStatus.READY)
         model_id, outputs = self._model_id(client), client.get_run(self._run_id).outputs
         assert model_id is not None
         if outputs is None or model_id not in [output.model_id for output in outputs.model_outputs]:
             client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=0)])
 
     def _model_id(self, client: MlflowClient) -> str | None:
-        """The model that was delivered of this run; deletes what is left of attempts."""
+        """The id of this run's delivered model; deletes the remains of failed attempts."""
         found = client.search_logged_models([experiment(client).experiment_id], f"tags.run_key = '{self.record.key}'")
         ready = sorted(model.model_id for model in found if model.status == LoggedModelStatus.READY)
         for model in found:
@@ -188,7 +189,7 @@ class Delivery:
 
 
 def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
-    """What a request answers; None where it fails with one of these of MLflow's error codes."""
+    """The response to a request; None where it fails with one of these MLflow error codes."""
     try:
         return request()
     except MlflowException as error:
@@ -198,17 +199,17 @@ def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
 
 
 def unless_missing(request: Callable[[], T]) -> T | None:
-    """What a request answers; None where what it asks for does not exist."""
+    """The response to a request; None where the requested object does not exist."""
     return unless(MISSING, request)
 
 
 def failure(tracking_uri: str, error: Exception) -> str:
-    """A sentence on an error of the store, without its final full stop."""
+    """A sentence about an error of the store, without its full stop."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return public(f"MLflow at {tracking_uri} failed ({reason})")
+    return redact_credentials(f"MLflow at {tracking_uri} failed ({reason})")
 
 
-def public(text: str) -> str:
+def redact_credentials(text: str) -> str:
     """A text without the users and passwords in its URIs."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 

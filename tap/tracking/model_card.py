@@ -1,4 +1,4 @@
-"""The model card of a registered policy, in Markdown: what it is, what it was learned from, how it scored, how to use it."""
+"""The model card of a registered policy, in Markdown: method, score, data, evaluation, lineage, limits and use."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from typing import Any
 
 DATA = {
     "d4rl": "D4RL's original file",
-    "file": "a file of the user's own, taken as it was given",
+    "file": "a file of the user, used unchanged",
     "recollected": "recollected, not D4RL's data: no score on it is a D4RL score",
     "bundled": "recorded by this project's own script, not D4RL's data: no score on it is a D4RL score",
 }
@@ -15,7 +15,7 @@ METRICS = {
     "normalized_score": "normalised score, 0 for a random policy and 100 for an expert by the dataset's reference returns",
     "return": "undiscounted return",
 }
-SHOWN_WARNINGS = 3  # a description has at most 5,000 characters
+SHOWN_WARNINGS = 3  # MLflow limits a description to 5,000 characters
 PROMOTION = "\n## Promotion\n"
 
 
@@ -29,9 +29,9 @@ def model_card(
     warnings = validation["warnings"][:SHOWN_WARNINGS] or ["none"]
     return f"""# TAP policy for {metrics["dataset"]}, training seed {metrics["seed"]}
 
-A Trajectory Autoencoding Planner: a VQ-VAE turns {metrics["latent_step"]} steps into one code, a Transformer prior knows which
-codes the data has, and each decision is a search over codes ({_search(metrics["planner"])}). It was learned from recorded
-trajectories alone, at {metrics["scale"]} scale.
+A Trajectory Autoencoding Planner: a VQ-VAE encodes {metrics["latent_step"]} steps as one code, a Transformer prior models the
+sequences of codes in the data, and each decision is a search over codes ({_search(metrics["planner"])}). It was trained offline,
+on recorded trajectories alone, at {metrics["scale"]} scale.
 
 ## Score
 
@@ -49,26 +49,26 @@ trajectories alone, at {metrics["scale"]} scale.
 - origin: {validation["origin"]}, SHA-256 {metrics["digest"]}
 - {validation["transitions"]} transitions in {validation["episodes"]} episodes
 - returns: {returns["min"]:.1f} to {returns["max"]:.1f}, mean {returns["mean"]:.1f}
-- warnings of the validation: {"; ".join(warnings)}
+- validation warnings: {"; ".join(warnings)}
 
 ## Evaluation
 
 - simulator: {metrics["environment"]}, {metrics["simulator"]}; torch {versions["torch"]}, numpy {versions["numpy"]}
 - protocol: {metrics["protocol"]}
-- a decision for one state: {latency["median"]:.1f} ms (median), {latency["p95"]:.1f} ms (95th percentile) on the machine that
-  evaluated; served on a CPU, its budget is {latency_budget_ms:g} ms
+- decision latency for one state: {latency["median"]:.1f} ms (median), {latency["p95"]:.1f} ms (95th percentile) on the machine
+  of the evaluation; the budget, served on a CPU, is {latency_budget_ms:g} ms
 
 ## Lineage
 
 - git commit {metrics["git_commit"]}{", with uncommitted changes" if git_dirty else ""}
-- recipe {metrics["recipe"]}: digest of params, data, simulator and protocol; neither the seed nor the code is part of it
+- recipe {metrics["recipe"]}: digest of params, data, simulator and protocol, without seed and code
 - runs: {", ".join(f"{stage} {run or 'untracked'}" for stage, run in metrics["runs"].items())}
 
 ## Intended use and limits
 
-For research in simulation: it acts in {metrics["environment"]} from full observations. Nothing was tested on a real machine,
-and nothing keeps its actions safe. It knows states like those of the data; far from them, its plans and the returns that they
-promise mean nothing. A score holds for its simulator, versions and protocol alone.
+For research in simulation: the policy acts in {metrics["environment"]} from full observations. It was not tested on a real
+machine, and its actions have no safety checks. It was trained on states like those of the data; far from them, its plans and
+their predicted returns are meaningless. A score is valid only for its simulator, versions and protocol.
 
 ## Use
 
@@ -86,7 +86,7 @@ Observations are float64 (n, {validation["observation_dim"]}), actions float32 (
 
 
 def with_promotion(card: str, reason: str, scores: Mapping[str, str]) -> str:
-    """The card with a last section about its promotion, in place of an earlier one; `scores` are the recipe's, by seed."""
+    """The card with a last section about its promotion, which replaces an earlier one; `scores` are the recipe's, by seed."""
     table = "\n".join(f"| {seed} | {score} |" for seed, score in scores.items())
     head = card.partition(PROMOTION)[0]
     return f"{head}{PROMOTION}\n{reason}\n\n| training seed | score |\n| --- | --- |\n{table}\n"

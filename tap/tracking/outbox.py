@@ -1,11 +1,12 @@
-"""What runs log, as records on disk, from which a store can be told of a run at any time, and any number of times.
+"""The outbox: a record on disk of what each run logs, which keeps it through an outage of the tracking server.
 
-    SPOOL/KEY/events.jsonl    one event a line: start, metrics, tags, artifact, model, version, end
-    SPOOL/KEY/artifacts/      the files that were logged
-    SPOOL/KEY/model/          the model that was logged
+    OUTBOX/KEY/events.jsonl    one event a line: start, metrics, tags, artifact, model, version, end
+    OUTBOX/KEY/artifacts/      the logged files
+    OUTBOX/KEY/model/          the logged model
 
-Whoever writes or delivers a record holds a lock on its events.jsonl, which ends with its process, however that ends. A record
-that nobody holds and that has no end is of a run that was killed.
+A record can be delivered to a store at any time, and any number of times. A process that writes or delivers a record holds a
+lock on its events.jsonl, which the operating system releases when the process ends. An unlocked record without an end belongs
+to a run that was killed.
 """
 
 import errno
@@ -27,7 +28,7 @@ DELIVERED = ".delivered"  # suffix of a folder that is being removed
 
 
 class Record:
-    """The record of one run, locked by this process; several threads may use it. Methods that write raise OSError."""
+    """The record of one run, locked by this process and usable by several threads. Methods that write raise OSError."""
 
     def __init__(self, folder: Path, file: FileIO) -> None:
         self.folder, self.key = folder, folder.name
@@ -35,9 +36,9 @@ class Record:
         os.ftruncate(file.fileno(), _intact_size((folder / EVENTS).read_bytes()))
 
     @classmethod
-    def create(cls, spool: Path, key: str) -> Self:
-        """The record of the run `key`, new or gone on with. Waits where another process is delivering it."""
-        folder = spool / key
+    def create(cls, outbox: Path, key: str) -> Self:
+        """The record of the run `key`, new or continued. Waits while another process delivers it."""
+        folder = outbox / key
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             if record := cls._lock(folder, fcntl.LOCK_EX):
@@ -45,7 +46,7 @@ class Record:
 
     @classmethod
     def take(cls, folder: Path) -> Self | None:
-        """The record in a folder, unless another process holds it or has removed it."""
+        """The record in a folder; None where another process has locked or removed it."""
         return cls._lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
@@ -57,7 +58,7 @@ class Record:
             return None
         try:
             fcntl.flock(file, operation)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # else it was removed meanwhile
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # else it was removed before the lock was taken
                 return cls(folder, file)
         except (BlockingIOError, FileNotFoundError):
             pass
@@ -65,16 +66,16 @@ class Record:
         return None
 
     def append(self, event: str, **content: Any) -> None:
-        """Write an event, which has then outlived this process; with the time in ms unless `content` has it."""
+        """Write an event, which survives a kill of this process; its time in ms is now unless `content` has one."""
         line = json.dumps({"event": event, "time": time.time_ns() // 1_000_000} | content).encode() + b"\n"
         with self._writing:
             size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) != len(line):
-                os.ftruncate(self._file.fileno(), size)  # half a line would spoil the next one
+                os.ftruncate(self._file.fileno(), size)  # half a line would damage the next one
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / EVENTS))
 
     def flush(self) -> None:
-        """Have the disk keep what was written, should the machine lose its power."""
+        """Sync to disk, so that what was written survives a loss of power."""
         os.fsync(self._file.fileno())
 
     def add_artifact(self, name: str, text: str) -> None:
@@ -90,11 +91,11 @@ class Record:
         self.append("model")
 
     def events(self, position: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The events from a position on, each with the position after it. Raises ValueError where one is damaged."""
+        """The events from a byte position on, each with the position after it. Raises ValueError where one is damaged."""
         return events(self.folder / EVENTS, position)
 
     def end_if_killed(self) -> None:
-        """Write the end of a run whose process left none: KILLED, when it was last heard of."""
+        """Write the end KILLED, at the time of the last event, unless the run has an end."""
         last, ended = 0, False
         for _, event in self.events():
             last, ended = event["time"], event["event"] == "end"
@@ -102,7 +103,7 @@ class Record:
             self.append("end", time=last, status="KILLED")
 
     def remove(self) -> None:
-        """Remove the record, and let go of it. What a crash leaves of it no longer counts as a record."""
+        """Remove the record and release its lock. After a crash the remains no longer count as a record."""
         removed = self.folder.with_name(self.key + DELIVERED)
         shutil.rmtree(removed, ignore_errors=True)
         self.folder.rename(removed)
@@ -110,21 +111,21 @@ class Record:
         self.close()
 
     def close(self) -> None:
-        """Let go of the record."""
+        """Release the lock."""
         self._file.close()
 
 
-def record_folders(spool: Path) -> list[Path]:
-    """The folders of all records in a spool, in the order in which their runs started; removes what is left of removed ones."""
-    for folder in spool.glob(f"*{DELIVERED}"):
+def record_folders(outbox: Path) -> list[Path]:
+    """The folders of all records in an outbox, in the order in which their runs started; deletes remains of removed records."""
+    for folder in outbox.glob(f"*{DELIVERED}"):
         shutil.rmtree(folder, ignore_errors=True)
-    return [folder for _, folder in sorted((_started(path), path.parent) for path in spool.glob(f"*/{EVENTS}"))]
+    return [folder for _, folder in sorted((_started(path), path.parent) for path in outbox.glob(f"*/{EVENTS}"))]
 
 
 def start_of(folder: Path) -> dict[str, Any] | None:
-    """The event with which a record starts; None where it was removed, or its process died before it. Takes no lock.
+    """A record's first event; None where the record was removed, or its process died before the event. Takes no lock.
 
-    Raises ValueError where it is damaged.
+    Raises ValueError where the event is damaged.
     """
     try:
         return next((event for _, event in events(folder / EVENTS)), None)
@@ -133,7 +134,7 @@ def start_of(folder: Path) -> dict[str, Any] | None:
 
 
 def events(path: Path, position: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events in a file; see `Record.events`. A last line without its end is being written, or was never finished."""
+    """The events in a file; see `Record.events`. A last line without a newline is still being written, or was cut off."""
     with path.open("rb") as file:
         file.seek(position)
         for line in file:
@@ -144,8 +145,8 @@ def events(path: Path, position: int = 0) -> Iterator[tuple[int, dict[str, Any]]
             if event is None:
                 number = path.read_bytes()[:position].count(b"\n")
                 raise ValueError(
-                    f"{path}, line {number} is damaged: mend or delete that line, then run `tap sync`; "
-                    f"or delete {path.parent}, and the run is lost to MLflow"
+                    f"{path}, line {number} is damaged: fix or delete that line, then run `tap sync`; "
+                    f"or delete {path.parent}, and the run will be missing in MLflow"
                 )
             yield position, event
 
@@ -159,7 +160,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _intact_size(content: bytes) -> int:
-    """How much of a record holds whole lines: the last one may have been cut off by a kill or a loss of power."""
+    """The size of a record's whole lines: a kill or a loss of power may have cut off the last one."""
     size = content.rfind(b"\n") + 1
     last = content[:size].splitlines(keepends=True)[-1:]
     return size - sum(len(line) for line in last if _parse(line) is None)

@@ -24,22 +24,22 @@ from tap.tracking.mlflow_store import connect, failure, unless_missing
 from tap.tracking.run import Run
 
 PREFIX = "tap-"
-DECISION = "decision "  # a registered model's tags that begin so are its history; MLflow's page of the model shows them
+DECISION = "decision "  # prefix of the registered model's tags that are its history; MLflow's page of the model shows them
 TIMED_DECISIONS = 5
 
 
 def model_name(dataset: str) -> str:
-    """The registered model of a dataset's family, all releases of one task and kind of data: its id without `-vN`.
+    """The registered model of a dataset's family, which is all releases of one task and kind of data: its id without `-vN`.
 
-    The name of a registered model stays as it is.
+    Returns the name of a registered model unchanged.
     """
     return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
 
 
 def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> None:
-    """Keep the policy of a folder as an MLflow model with all code that it needs; `Run.register` makes it a version.
+    """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
-    `example_observations` (n, O) are kept as the input example.
+    `example_observations` (n, O) become the input example.
     """
     layout = read_json(policy_folder / "vqvae.json")["layout"]
     signature = ModelSignature(
@@ -54,7 +54,7 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) 
             python_model=str(code / "serving/policy.py"),
             artifacts={"policy": str(policy_folder)},
             code_paths=[str(code)],
-            model_config={"device": None},  # so that whoever loads the model may name one
+            model_config={"device": None},  # MLflow overrides only keys that it finds here
             signature=signature,
             input_example=example_observations.astype(np.float64),
             pip_requirements=_requirements(),
@@ -73,13 +73,13 @@ class Version:
 
     @classmethod
     def of(cls, found: ModelVersion) -> Self:
-        """From MLflow's own, whose number is an int in some stores and a string in others."""
+        """From MLflow's ModelVersion, whose number is an int in some stores and a string in others."""
         return cls(found.name, str(found.version), dict(found.tags), found.description or "")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a version did when it was loaded."""
+    """The measurements of a load test."""
 
     actions: np.ndarray  # (n, A), for its input example
     latency_ms: float  # median of TIMED_DECISIONS, for one state
@@ -97,7 +97,7 @@ class Registry:
         return Version.of(max(found, key=_number)) if found else None
 
     def version(self, name: str, version: str) -> Version | None:
-        """The version of that number."""
+        """The version with that number."""
         return unless_missing(lambda: Version.of(self._client.get_model_version(name, version)))
 
     def alias(self, name: str, alias: str) -> Version | None:
@@ -118,7 +118,7 @@ class Registry:
         self._client.update_model_version(version.name, version.version, description)
 
     def load_test(self, version: Version) -> Trial:
-        """Load a version as a server does, on a CPU, and let it act on its example. Raises whatever that raises."""
+        """Load a version as a server does, on a CPU, and act on its input example. Raises whatever the model raises."""
         model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}", model_config={"device": "cpu"})
         example = np.asarray(model.input_example)
         actions, seconds = np.asarray(model.predict(example)), []
@@ -134,14 +134,14 @@ class Registry:
         return [Version.of(found) for found in sorted(_pages(self._client.search_model_versions, condition), key=_number)]
 
     def record(self, name: str, decision: Mapping[str, Any]) -> str:
-        """Add a decision, at most 4,900 characters of JSON, to the history of a registered model; the `time` that it gets."""
+        """Add a decision, at most 4,900 characters of JSON, to a registered model's history; returns its `time`."""
         now = datetime.now(UTC)
         time, key = now.isoformat(timespec="seconds"), f"{DECISION}{now:%Y-%m-%d %H.%M.%S.%f}"  # two processes write two tags
         self._client.set_registered_model_tag(name, key, json.dumps({"time": time, **decision}))
         return time
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """The decisions about a registered model, oldest first; none where there is no such model."""
+        """The decisions about a registered model, oldest first; empty where the model does not exist."""
         model = unless_missing(lambda: self._client.get_registered_model(name))
         return [json.loads(value) for key, value in sorted(model.tags.items()) if key.startswith(DECISION)] if model else []
 
@@ -158,7 +158,7 @@ class Registry:
 
 @contextmanager
 def open_registry(tracking_uri: str) -> Iterator[Registry]:
-    """The registry of a store. Inside, whatever MLflow raises becomes a ValueError that names the store."""
+    """The registry of a store. An MlflowException inside the context becomes a ValueError that names the store."""
     try:
         yield Registry(connect(tracking_uri))
     except MlflowException as error:
@@ -179,7 +179,7 @@ def _pages(search: Callable[..., Any], condition: str) -> Iterator[Any]:
 
 
 def _requirements() -> list[str]:
-    """This package's own dependencies, without extras, as they are installed here; MLflow adds itself."""
+    """The library's dependencies, without extras, in their installed versions; MLflow adds itself."""
     declared = importlib.metadata.requires("tap-planner") or []
     names = [re.split(r"[^\w.-]", line)[0] for line in declared if "extra ==" not in line]
     return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]  # no "+cpu": indexes lack it

@@ -1,8 +1,9 @@
-"""Runs: one for each training, evaluation and sweep, told to MLflow.
+"""Runs: one for each training, evaluation and sweep, tracked in MLflow.
 
-A tracking server that is down never stops or slows a stage. A run writes what it logs to a record in the outbox
-folder (outbox.py), from which a thread sends it to MLflow (mlflow_store.py). A record is removed once all of it is stored; what
-is left when the run ends waits for `tap sync`. A run is known by a key of our own, in MLflow the tag `run_key`.
+An outage of the tracking server never stops or slows a stage: a run writes to a record in the outbox (outbox.py), a thread
+delivers the record to MLflow (mlflow_store.py), and what is not delivered when the run ends waits for `tap sync`.
+
+A run is identified by a key of this project, which is the tag `run_key` in MLflow.
 """
 
 import importlib.metadata
@@ -30,22 +31,23 @@ from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 
 from tap.results import Lineage
 from tap.settings import Runtime
-from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, public
+from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, redact_credentials
 from tap.tracking.outbox import Record, record_folders, start_of
 
 DATA_TAGS = {"dataset", "seed", "scale", "dataset_digest"}
-PARENTS = ("sweep", "train_evaluate")  # runs that hold others, and need not be of one dataset
+PARENTS = ("sweep", "train_evaluate")  # runs with child runs, not necessarily of one dataset
+MAX_PAUSE = 300  # seconds between two attempts to deliver during an outage
 
 logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run; made by `start_run`. Whatever breaks, its methods do not raise, nor do they wait for a store."""
+    """A run, created by `start_run`. Its methods neither raise nor wait for the store, whatever fails."""
 
     def __init__(self, record: Record, killed: Sequence[Record], tracking_uri: str) -> None:
         self.id = record.key
         self._record, self._tracking_uri = record, tracking_uri
-        # Its own record comes first: nothing that is wrong with another's shall hold it back.
+        # This run's record comes first: a fault in another record must not delay it.
         self._deliveries = [Delivery(each, tracking_uri) for each in (record, *killed)]
         self._warned = False
 
@@ -59,22 +61,22 @@ class Run:
         self._write(lambda record: record.append("tags", tags=_texts(tags)))
 
     def log_json(self, value: Any, name: str) -> None:
-        """Keep a JSON-able value as the artifact `name`."""
+        """Log a value that JSON can represent as the artifact `name`."""
         self._write(lambda record: record.add_artifact(name, json.dumps(value, indent=2)))
 
     def log_model(self, save: Callable[[Path], None]) -> None:
-        """Keep the model that `save` writes, in MLflow's format, into a folder that does not exist yet."""
+        """Log the model that `save` writes, in MLflow's format, into a folder that does not exist yet."""
         self._write(lambda record: record.add_model(save))
 
     def register(self, name: str, tags: Mapping[str, Any], description: str = "") -> None:
-        """Make the logged model the next version of the registered model `name`; a description is Markdown."""
+        """Register the logged model as the next version of `name`; `description` is Markdown."""
         self._write(lambda record: record.append("version", name=name, tags=_texts(tags), description=description))
 
     def _write(self, write: Callable[[Record], None]) -> None:
         try:
             write(self._record)
         except OSError as error:
-            self._warn(f"{self._record.folder} cannot be written ({error}): what this run logs is lost to MLflow.")
+            self._warn(f"{self._record.folder} cannot be written ({error}): what this run logs will be missing in MLflow.")
 
     def _warn(self, message: str) -> None:
         if not self._warned:
@@ -82,7 +84,7 @@ class Run:
         self._warned = True
 
     def _send(self) -> bool:
-        """Tell the store what it does not know yet; whether it took that. A record of which it has all is removed."""
+        """Deliver what is not stored yet, and remove the records that are stored completely; False where the store failed."""
         for delivery in list(self._deliveries):
             try:
                 if delivery.send():
@@ -90,7 +92,7 @@ class Run:
                     self._deliveries.remove(delivery)
             except Exception as error:  # MLflow's, the network's, a database's, a disk's
                 self._warn(
-                    f"{failure(self._tracking_uri, error)}. What it has not taken when this run ends stays in "
+                    f"{failure(self._tracking_uri, error)}. What is not delivered when this run ends stays in "
                     f"{delivery.record.folder}: run `tap sync` then. Files under data/ are complete."
                 )
                 return False
@@ -98,30 +100,20 @@ class Run:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Sample the machine and tell the store, in a thread; more and more rarely while the store is away."""
-        # MLflow's monitor of them all gives up where the store is away, and reports nothing in runs under ten seconds.
-        monitors: list[Any] = []
-        for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
-            with suppress(Exception):  # this machine has no such thing
-                monitors.append(monitor())
+        """Sample the machine's metrics and deliver, in a thread; each failed delivery doubles the pause before the next."""
         interval = float(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or 10)  # type: ignore[no-untyped-call]
         started, ended = time.monotonic(), threading.Event()
+        monitors = _monitors()
 
         def sample() -> None:
-            values: dict[str, float] = {}
-            for monitor in monitors:
-                with suppress(Exception):  # a GPU that cannot be read is no reason to stop
-                    monitor.clear_metrics()
-                    monitor.collect_metrics()
-                    values |= {f"system/{key}": value for key, value in monitor.aggregate_metrics().items()}
-            self.log_metrics(int(time.monotonic() - started), values)
+            self.log_metrics(int(time.monotonic() - started), _sample(monitors))
 
         def work() -> None:
-            pause, attempt = interval, started
+            pause, next_attempt = interval, started
             while True:
-                if time.monotonic() >= attempt:
-                    pause = interval if self._send() else min(2 * pause, 300)
-                    attempt = time.monotonic() + pause
+                if time.monotonic() >= next_attempt:
+                    pause = interval if self._send() else min(2 * pause, MAX_PAUSE)
+                    next_attempt = time.monotonic() + pause
                 if ended.wait(interval):
                     return
                 sample()
@@ -137,12 +129,31 @@ class Run:
             sample()
 
     def _end(self, status: str) -> None:
-        """Write the end, try the store for the last time, and leave what it does not take to `tap sync`."""
+        """Write the end and deliver for the last time; what fails is left to `tap sync`."""
         self._write(lambda record: record.append("end", status=status))
         self._write(Record.flush)
         self._send()
         for delivery in self._deliveries:
             delivery.record.close()
+
+
+def _monitors() -> list[Any]:
+    """MLflow's monitors of this machine's parts. Its SystemMetricsMonitor of them all stops for good in an outage."""
+    monitors: list[Any] = []
+    for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
+        with suppress(Exception):  # this machine has no such part
+            monitors.append(monitor())
+    return monitors
+
+
+def _sample(monitors: Sequence[Any]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for monitor in monitors:
+        with suppress(Exception):  # a GPU that cannot be read does not stop the run
+            monitor.clear_metrics()
+            monitor.collect_metrics()
+            values |= {f"system/{key}": value for key, value in monitor.aggregate_metrics().items()}
+    return values
 
 
 @contextmanager
@@ -157,27 +168,23 @@ def start_run(
 ) -> Iterator[Run]:
     """Track one stage: FINISHED at the end, FAILED on an exception, KILLED on Ctrl-C or SIGTERM (which then raises SystemExit).
 
-    `params` are nested, and logged flat with dots. `tags` name dataset, seed, scale and dataset_digest, except where the run is
-    a "sweep" or "train_evaluate" that others name as their parent; stage, dvc_stage, git_commit and git_dirty are added.
-    `runtime` says where the store and the spool are, and which parent and flow run this one belongs to. `resume` is the id of
-    an earlier run to go on with. Earlier runs of the same dvc_stage whose process was killed are ended as KILLED.
-    Raises ValueError where the spool cannot be written.
+    `params` are nested, and logged flat with dots. `tags` have dataset, seed, scale and dataset_digest, which only the parents
+    "sweep" and "train_evaluate" may omit; stage, dvc_stage, git_commit and git_dirty are added. `runtime` has the store, the
+    outbox, and the parent and flow run that this run belongs to. `resume` is the id of an earlier run to continue. Earlier runs
+    of the same dvc_stage whose process was killed are ended as KILLED.
+    Raises ValueError where the outbox cannot be written.
     """
     assert stage in PARENTS or tags.keys() >= DATA_TAGS
-    commit, dirty = git_state()
-    key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
-    dvc_stage = f"{stage}@{key}" if key else stage
-    all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
-    all_tags |= {tag: value for tag in ("parent_run", "flow_run") if (value := getattr(runtime, tag))}
+    all_tags = _all_tags(stage, tags, runtime)
     with _sigterm_raises():
         try:
-            record = Record.create(runtime.spool, resume or uuid.uuid4().hex)
+            record = Record.create(runtime.outbox, resume or uuid.uuid4().hex)
             flat = {param: str(value) for param, value in _leaves(params)}
-            record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=_texts(all_tags))
+            record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=all_tags)
             record.flush()
         except OSError as error:
-            raise ValueError(f"{runtime.spool} cannot be written ({error}): set TAP_SPOOL to a folder that can") from None
-        run = Run(record, _killed(runtime.spool, dvc_stage, record.key), runtime.tracking_uri)
+            raise ValueError(f"{runtime.outbox} cannot be written ({error}): set TAP_OUTBOX to a writable folder") from None
+        run = Run(record, _killed(runtime.outbox, all_tags["dvc_stage"], record.key), runtime.tracking_uri)
         status = "FINISHED"
         try:
             with run._running():
@@ -192,19 +199,28 @@ def start_run(
             run._end(status)
 
 
-def _killed(spool: Path, dvc_stage: str, but: str) -> list[Record]:
-    """The records of a stage's runs that nobody holds, with an end."""
+def _all_tags(stage: str, tags: Mapping[str, Any], runtime: Runtime) -> dict[str, str]:
+    commit, dirty = git_state()
+    key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
+    dvc_stage = f"{stage}@{key}" if key else stage
+    all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
+    all_tags |= {tag: value for tag in ("parent_run", "flow_run") if (value := getattr(runtime, tag))}
+    return _texts(all_tags)
+
+
+def _killed(outbox: Path, dvc_stage: str, except_key: str) -> list[Record]:
+    """The records of a stage's killed runs, locked by this process and with an end."""
     found = []
-    for folder in record_folders(spool):
+    for folder in record_folders(outbox):
         record = None
         try:
             start = start_of(folder)
-            if folder.name == but or start is None or start["tags"]["dvc_stage"] != dvc_stage:
+            if folder.name == except_key or start is None or start["tags"]["dvc_stage"] != dvc_stage:
                 continue
             if record := Record.take(folder):
                 record.end_if_killed()
                 found.append(record)
-        except (ValueError, OSError) as error:  # `tap sync` ends with that error; a stage need not
+        except (ValueError, OSError) as error:  # `tap sync` fails by it; a stage must not
             logger.warning("%s", error)
             if record:
                 record.close()
@@ -213,7 +229,7 @@ def _killed(spool: Path, dvc_stage: str, but: str) -> list[Record]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What `sync` did with one record: `reason` says why it was not delivered."""
+    """The outcome of `sync` for one record; `reason` says why it was not delivered."""
 
     run: str
     outcome: Literal["delivered", "in use", "failed"]
@@ -221,12 +237,12 @@ class Delivered:
 
 
 def sync(runtime: Runtime) -> Iterator[Delivered]:
-    """Deliver the records of all runs in the spool that have ended or were killed, in the order in which they started.
+    """Deliver the records of all runs in the outbox that have ended or were killed, in the order in which they started.
 
-    Records that a process holds, since its run goes on or it delivers them, are passed over. Raises ValueError where the store
-    is away; nothing is lost by that.
+    Records locked by another process, whose run continues or which delivers them, are skipped. Raises ValueError where the
+    store is down; the records stay in the outbox.
     """
-    for folder in record_folders(runtime.spool):
+    for folder in record_folders(runtime.outbox):
         record, run = None, folder.name
         try:
             record = Record.take(folder)
@@ -234,8 +250,8 @@ def sync(runtime: Runtime) -> Iterator[Delivered]:
             run = f"{start['name']} ({folder.name})" if start else folder.name
             if record is None:
                 if start:
-                    yield Delivered(run, "in use", "its run goes on, or another process delivers it")
-            elif start is None:  # its process died before it logged anything
+                    yield Delivered(run, "in use", "its run continues, or another process delivers it")
+            elif start is None:  # the process died before it logged anything
                 record.remove()
             else:
                 record.end_if_killed()
@@ -245,10 +261,10 @@ def sync(runtime: Runtime) -> Iterator[Delivered]:
         except Exception as error:  # MLflow's, the network's, a database's, a disk's, a damaged record's
             try:
                 connect(runtime.tracking_uri)
-            except Exception as away:
+            except Exception as outage:
                 raise ValueError(
-                    f"{failure(runtime.tracking_uri, away)}: nothing is lost, the rest stays in {runtime.spool}. "
-                    "Check MLFLOW_TRACKING_URI and that the server runs, then `tap sync` again"
+                    f"{failure(runtime.tracking_uri, outage)}: nothing is lost, the rest stays in {runtime.outbox}. "
+                    "Check MLFLOW_TRACKING_URI and that the server runs, then run `tap sync` again"
                 ) from None
             yield Delivered(run, "failed", str(error))
         finally:
@@ -257,9 +273,9 @@ def sync(runtime: Runtime) -> Iterator[Delivered]:
 
 
 def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
-    """End all runs that MLflow has as RUNNING for a flow run, as after the loss of the machine that they ran on; how many.
+    """End all runs of a flow run that are RUNNING in MLflow, as after the loss of their machine; returns their number.
 
-    Raises ValueError where the store is away.
+    Raises ValueError where the store is down.
     """
     try:
         client = connect(tracking_uri)
@@ -272,14 +288,14 @@ def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
 
 
 def page(tracking_uri: str, key: str) -> str | None:
-    """The address of a run's page in MLflow; None where no server has it yet."""
+    """The URL of a run's page in MLflow; None where the store is no server, is down, or does not have the run yet."""
     if not tracking_uri.startswith("http"):
         return None
     try:
         (run,) = find_runs(connect(tracking_uri), f"tags.run_key = '{key}'")
     except (MlflowException, ValueError):
         return None
-    return f"{public(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    return f"{redact_credentials(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
 def lineage(stage: str, run: Run, dataset_digest: str) -> Lineage:
@@ -298,13 +314,13 @@ def git_state() -> tuple[str, bool]:
         except (OSError, subprocess.CalledProcessError):
             return ""
 
-    # A running pipeline changes metrics and dvc.lock, which says nothing about the code.
+    # A running pipeline changes metrics and dvc.lock, which are not code.
     return git("rev-parse", "HEAD") or "unknown", bool(git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml"))
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that the run can be closed; a handler that someone else has set is left alone."""
+    """Turn SIGTERM into SystemExit, so that the run can be ended. A handler that is set already is kept."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

@@ -172,7 +172,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     policy = make_tiny_policy(params_of("hopper", "cpu", **tiny_tree()))
     policy.save(folder / "policy")
     uri = f"sqlite:///{folder}/mlflow.db"
-    runtime = Runtime(tracking_uri=uri, spool=folder / ".tracking")
+    runtime = Runtime(tracking_uri=uri, outbox=folder / ".tracking")
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=runtime) as run:
         log_policy(run, folder / "policy", OBSERVATIONS)

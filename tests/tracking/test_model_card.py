@@ -47,7 +47,7 @@ def test_the_card_states_the_facts() -> None:
     text = " ".join(card().split())
     for fact in (
         "# TAP policy for hopper-medium-replay, training seed 7",
-        "turns 3 steps into one code",
+        "encodes 3 steps as one code",
         "beam search, width 16, expansion 4, 12 steps",
         "at cpu scale",
         "| 7 | 25.0 ± 6.5 | 801.3 | 4 |",
@@ -56,14 +56,14 @@ def test_the_card_states_the_facts() -> None:
         "origin: hopper-medium-replay.hdf5, SHA-256 d1ge57",
         "100909 transitions in 321 episodes",
         "returns: -1.2 to 3012.1, mean 612.3",
-        "warnings of the validation: the last episode has no end in the file",
+        "validation warnings: the last episode has no end in the file",
         "simulator: Hopper-v4, gymnasium 1.4.0, mujoco 4.0.0; torch 2.13.0, numpy 2.4.6",
         "protocol: 4 episodes, seeds 1000-1003, re-planned every step, last checkpoint",
         "26.0 ms (median), 31.5 ms (95th percentile)",
-        "its budget is 200 ms",
+        "the budget, served on a CPU, is 200 ms",
         "git commit c0mm17 - recipe rec1pe",
         "runs: train_vqvae run-a, train_prior untracked, evaluate run-c",
-        "Nothing was tested on a real machine",
+        "It was not tested on a real machine",
         "tap serve tap-hopper-medium-replay",
         'mlflow.pyfunc.load_model("models:/tap-hopper-medium-replay/VERSION")',
         'policy.predict(observations, params={"seed": 0})',
@@ -91,7 +91,7 @@ def test_a_card_without_reference_scores_without_spread_and_of_changed_code() ->
         "score -7.1 on average",
         "prior sampling, 256 plans, 12 steps",
         "c0mm17, with uncommitted changes",
-        "warnings of the validation: none",
+        "validation warnings: none",
     ):
         assert fact in text
 

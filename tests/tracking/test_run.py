@@ -1,4 +1,4 @@
-"""Runs in real stores: a new sqlite file, a server, a server that dies, a port where nobody listens."""
+"""Runs in real stores: a new sqlite file, a server, a server that dies, a port without a server."""
 
 import json
 import logging
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from mlflow import MlflowClient
 from mlflow.entities import Run as StoredRun
 from typer.testing import CliRunner
@@ -30,7 +31,7 @@ from tap.tracking.run import Run, start_run
 
 TAGS = {"dataset": "hopper-medium-replay", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
 PARAMS = {"fit": {"updates": 20, "betas": [0.9, 0.95]}, "latent_step": 3}
-SPOOL = Path(".tracking")
+OUTBOX = Path(".tracking")
 # A run in a process of its own, in which something happens.
 PROGRAM = (
     "import os, signal, sys\nfrom tap.settings import Runtime\nfrom tap.tracking.run import start_run\n"
@@ -42,7 +43,7 @@ PROGRAM = (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with the spool."""
+    """The working directory, with the outbox."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -91,17 +92,17 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 def records() -> list[str]:
     """The keys of the runs that wait for delivery."""
-    return sorted(path.parent.name for path in SPOOL.glob("*/events.jsonl"))
+    return sorted(path.parent.name for path in OUTBOX.glob("*/events.jsonl"))
 
 
 def sync(uri: str) -> list[tuple[str, str]]:
-    """The outcome for each run in the spool, by the run's name."""
+    """The outcome for each run in the outbox, by the run's name."""
     return [(each.run.split(" (")[0], each.outcome) for each in tracking.sync(Runtime(tracking_uri=uri))]
 
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a server that is not there."""
+    """The URL of a server that is down."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     return f"http://user:secret@127.0.0.1:{free_port()}"
 
@@ -213,7 +214,7 @@ def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracking.git_state()[1]
 
 
-# A store that is away. Every test also runs what a stage would call.
+# A store that is down. Every test also runs what a stage would call.
 
 
 def use(tracked: Run, policy_folder: Path) -> None:
@@ -243,7 +244,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_server_that_is_not_there_costs_one_warning_and_sync_delivers(
+def test_a_server_that_is_down_costs_one_warning_and_sync_delivers(
     nowhere: str, store: str, caplog: pytest.LogCaptureFixture, tiny_policy_folder: Path
 ) -> None:
     start = time.monotonic()
@@ -264,10 +265,10 @@ def test_a_server_that_is_not_there_costs_one_warning_and_sync_delivers(
     assert sync(store) == [("prior", "delivered")]
     assert_used_once(store, tracked.id)
     assert stored(store, tracked.id).info.end_time < 1000 * ended
-    assert sync(store) == [] and not list(SPOOL.iterdir())
+    assert sync(store) == [] and not list(OUTBOX.iterdir())
 
 
-def test_a_file_that_is_no_store_costs_one_warning(
+def test_a_file_that_is_not_a_store_costs_one_warning(
     caplog: pytest.LogCaptureFixture, store: str, tiny_policy_folder: Path
 ) -> None:
     file = tiny_policy_folder / "mlflow.db"
@@ -324,14 +325,14 @@ def test_what_a_server_misses_is_delivered_once(
         wait_until(lambda: warnings(caplog) or MlflowClient(store).search_model_versions(f"name = 'tap-{tracked.id}'"))
         server.stop()
     (warning,) = warnings(caplog)
-    assert server.uri in warning and stored(store, tracked.id).info.status == "RUNNING"  # nobody could tell it
+    assert server.uri in warning and stored(store, tracked.id).info.status == "RUNNING"  # its end was not delivered
     server.start()
     assert sync(server.uri) == [("prior", "delivered")]
     assert_used_once(store, tracked.id)
     assert history(store, tracked.id, "loss") == [(1, 9.0), (5, 1.0)]
 
 
-def test_a_server_that_comes_back_misses_nothing(server: Server, store: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_up_again_misses_nothing(server: Server, store: str, caplog: pytest.LogCaptureFixture) -> None:
     with run(server.uri) as tracked:
         server.stop()
         tracked.log_metrics(1, {"loss": 9.0})
@@ -348,7 +349,7 @@ def test_a_record_delivered_again_is_stored_once(any_store: str, nowhere: str, t
     with run(nowhere) as tracked:
         tracked.log_metrics(1, {"nan": float("nan"), "loss": 2.0})
         use(tracked, tiny_policy_folder)
-    shutil.copytree(SPOOL / tracked.id, "copy")
+    shutil.copytree(OUTBOX / tracked.id, "copy")
     client = connect(any_store)
     tags = {"run_key": tracked.id}
     made = [client.create_run("1", tags=tags).info.run_id for _ in range(2)]  # by a request that was sent twice
@@ -358,7 +359,7 @@ def test_a_record_delivered_again_is_stored_once(any_store: str, nowhere: str, t
         assert_used_once(any_store, tracked.id)
         assert history(any_store, tracked.id, "loss") == [(1, 2.0), (5, 1.0)]
         assert len(history(any_store, tracked.id, "nan")) == 1
-        shutil.copytree("copy", SPOOL / tracked.id)
+        shutil.copytree("copy", OUTBOX / tracked.id)
 
 
 def test_two_processes_sync_at_once(nowhere: str, store: str) -> None:
@@ -387,7 +388,7 @@ def test_sync_as_a_command(store: str, nowhere: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     answers = [CliRunner().invoke(app, ["sync"], catch_exceptions=False).stdout for _ in range(2)]
     assert answers[0].strip() == f"prior ({tracked.id}): delivered"
-    assert answers[1].strip() == "MLflow has been told of every run"
+    assert answers[1].strip() == "all runs are synced"
 
 
 # Processes that die by kill -9.
@@ -438,7 +439,7 @@ def test_a_line_cut_off_by_a_kill_is_no_loss_and_a_damaged_one_is_named(
     store: str, nowhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = kill_a_run(nowhere)
-    events = SPOOL / key / "events.jsonl"
+    events = OUTBOX / key / "events.jsonl"
     with events.open("a") as file:
         file.write('{"event": "metrics", "ti')
     with run(nowhere, "fetch", resume=key) as tracked:
@@ -455,11 +456,11 @@ def test_a_line_cut_off_by_a_kill_is_no_loss_and_a_damaged_one_is_named(
     assert history(store, key, "loss") == [(1, 4.0), (2, 3.0)]
 
 
-def test_a_spool_that_cannot_be_written_is_named(store: str, folder: Path) -> None:
+def test_an_outbox_that_cannot_be_written_is_named(store: str, folder: Path) -> None:
     (folder / "file").write_text("")
     with (
-        pytest.raises(ValueError, match=r"file/spool cannot be written .*TAP_SPOOL"),
-        run(store, runtime={"spool": "file/spool"}),
+        pytest.raises(ValueError, match=r"file/outbox cannot be written .*TAP_OUTBOX"),
+        run(store, runtime={"outbox": "file/outbox"}),
     ):
         pass
 
@@ -494,6 +495,20 @@ def test_runs_of_a_lost_machine_are_ended(store: str, nowhere: str, monkeypatch:
         tracking.end_runs(nowhere, "lost")
 
 
-def test_mlflow_is_told_not_to_wait_for_minutes() -> None:
-    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
+SETTINGS = """
+import os
+import {package}
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
+print(MLFLOW_HTTP_REQUEST_MAX_RETRIES.get(), MLFLOW_HTTP_REQUEST_TIMEOUT.get(), os.environ.get("OMP_WAIT_POLICY"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "settings"), [("pipelines", ["2", "20", "PASSIVE"]), ("tap.tracking.registry", ["7", "120", "None"])]
+)
+def test_programs_configure_their_process_and_the_library_leaves_mlflows_defaults(package: str, settings: list[str]) -> None:
+    prefixes = ("MLFLOW_HTTP_", "OMP_WAIT_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+    command = [sys.executable, "-c", SETTINGS.format(package=package)]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == settings

@@ -1,4 +1,4 @@
-"""A registered policy behind MLflow's scoring server, in a process of its own."""
+"""Serving: a registered policy behind MLflow's scoring server, in a separate process (scoring.py)."""
 
 import os
 import signal
@@ -12,14 +12,13 @@ from tap.tracking.registry import open_registry
 def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
 
-    Raises ValueError where there is no such policy, or the server ends by itself.
+    Raises ValueError where the policy does not exist, or the server exits before that.
     """
     with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:
-            raise ValueError(
-                f"{name} has no {alias} at {redact_credentials(tracking_uri)}: run `tap promote {name.removeprefix('tap-')}` first"
-            )
-    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument, for it may hold a password, which `ps` would show
+            store = redact_credentials(tracking_uri)
+            raise ValueError(f"{name} has no {alias} at {store}: run `tap promote {name.removeprefix('tap-')}` first")
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument: `ps` would show its password
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -32,4 +31,4 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
         return
     finally:
         signal.signal(signal.SIGTERM, before)
-    raise ValueError(f"the server on {host}:{port} ended by itself with code {code}; its output above says why")
+    raise ValueError(f"the server on {host}:{port} exited with code {code}; see its output above")

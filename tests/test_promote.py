@@ -159,14 +159,14 @@ def test_a_better_recipe_is_promoted_by_its_interval(project: Project) -> None:
     assert decision.reason in project.card("3")
 
 
-def test_a_better_mean_that_seeds_do_not_bear_out_is_refused(project: Project) -> None:
+def test_a_better_mean_without_support_by_the_seeds_is_refused(project: Project) -> None:
     project.recipe("first", [50.0, 54.0], policies=[0, 1])
     project.promote()
     project.recipe("second", [100.0, 40.0], policies=[2, 3])  # its best seed is far above the champion
     decision = project.promote()
     assert (decision.outcome, decision.version) == ("refused", "3")
     assert "difference 18, 95 % interval -1" in decision.reason
-    assert decision.reason.endswith("holds 0: more seeds or episodes can tell")
+    assert decision.reason.endswith("contains 0: evaluate more seeds or episodes")
     assert (
         project.aliases() == {"champion": "2", "challenger": "3"} and project.tags("3")["promotion_reason"] == decision.reason
     )
@@ -196,7 +196,7 @@ def test_seeds_of_one_recipe_compete_over_their_own_episodes(project: Project) -
     project.promote()
     project.recipe("first", [[40.0, 50.0, 60.0, 50.0], [45.0, 55.0, 65.0, 51.0]], policies=[0, 1])
     refused = project.promote()
-    assert refused.outcome == "refused" and "holds 0" in refused.reason
+    assert refused.outcome == "refused" and "contains 0" in refused.reason
     project.evaluate(1, [80.0, 90.0, 100.0, 90.0], policy=2)
     decision = project.promote()
     assert decision.outcome == "promoted" and project.tags(decision.version)["seed"] == "1"
@@ -214,7 +214,7 @@ def test_another_protocol_is_refused(project: Project, key: str) -> None:
     assert project.aliases()["champion"] == "1"
 
 
-def test_seeds_of_different_recipes_or_protocols_do_not_compare(project: Project) -> None:
+def test_seeds_of_different_recipes_or_protocols_are_not_comparable(project: Project) -> None:
     project.recipe("first", [50.0, 60.0], policies=[0, 1])
     for key in ("recipe", "environment_seed"):
         project.evaluate(1, 60.0, policy=1, **{key: "other"})
@@ -226,7 +226,9 @@ def test_seeds_of_different_recipes_or_protocols_do_not_compare(project: Project
 def test_every_seed_of_params_yaml_must_be_evaluated(project: Project) -> None:
     project.recipe("first", [50.0, 60.0], policies=[0, 1])
     Path(f"data/metrics/evaluate/{project.dataset}-0.json").unlink()
-    with pytest.raises(ValueError, match=r"-0\.json does not exist, but promotion weighs all seeds of params.yaml.*dvc repro"):
+    with pytest.raises(
+        ValueError, match=r"-0\.json does not exist, but promotion compares all seeds of params.yaml.*dvc repro"
+    ):
         project.promote()
     assert project.aliases() == {}
 
@@ -254,7 +256,7 @@ def test_missing_evidence_is_refused(project: Project) -> None:
         assert decision.outcome == "refused" and f"version 1 has no {key} on record" in decision.reason
         project.client.set_model_version_tag(project.name, "1", key, kept)
     project.client.set_model_version_tag(project.name, "1", "scores", "[50.0]")
-    assert "scores of 1 episodes, not of 2" in project.promote().reason
+    assert "scores of 1 episodes instead of 2" in project.promote().reason
 
 
 def test_without_reference_scores_the_return_decides(project: Project) -> None:
@@ -286,21 +288,21 @@ def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, ti
 @pytest.mark.parametrize(
     ("tag", "reason"),
     [
-        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not act on its example as it did"),
-        ({"example_actions": "[[0, 0, 0]]"}, "does not act on its example as it did"),
+        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not return the actions for its example"),
+        ({"example_actions": "[[0, 0, 0]]"}, "does not return the actions for its example"),
         ({"latency_budget_ms": 1e-3}, "ms for a decision here, more than its budget of 0.001 ms"),
     ],
 )
-def test_a_policy_that_acts_otherwise_or_too_slowly_is_refused(project: Project, tag: dict[str, Any], reason: str) -> None:
+def test_a_policy_with_other_actions_or_too_slow_is_refused(project: Project, tag: dict[str, Any], reason: str) -> None:
     project.recipe("first", [50.0], policies=[0], **tag)
     decision = project.promote()
     assert decision.outcome == "refused" and reason in decision.reason and "champion" not in project.aliases()
 
 
-def test_a_policy_without_a_record_to_test_it_by_is_refused(project: Project) -> None:
+def test_a_policy_without_a_record_for_its_load_test_is_refused(project: Project) -> None:
     project.recipe("first", [50.0], policies=[0])
     project.client.delete_model_version_tag(project.name, "1", "latency_budget_ms")
-    assert "has no latency_budget_ms on record to test it by" in project.promote().reason
+    assert "has no latency_budget_ms on record for a load test" in project.promote().reason
 
 
 def test_rollback_restores_one_champion_after_the_other(project: Project) -> None:
@@ -360,7 +362,7 @@ def test_the_audit_trail_says_who_decided_what_by_which_numbers(project: Project
     stored = project.client.get_registered_model(project.name).tags
     assert len(stored) == 2 and "secret" not in str(stored) and max(map(len, stored.values())) < 2000
     result = CliRunner().invoke(app, ["promote", project.dataset, "--history"], catch_exceptions=False)
-    assert "ada" in result.stdout and "holds 0" in result.stdout and project.aliases()["champion"] == "1"
+    assert "ada" in result.stdout and "contains 0" in result.stdout and project.aliases()["champion"] == "1"
 
 
 def test_errors_say_what_to_do(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from pipelines.orchestration import process
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log

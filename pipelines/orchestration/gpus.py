@@ -1,7 +1,7 @@
-"""GPUs of a worker's machine as slots: Prefect's global concurrency limits, one for each GPU.
+"""GPUs of a worker's machine as slots, by Prefect's global concurrency limits, one for each GPU.
 
-`tap worker` names the GPUs in the variable TAP_GPUS and makes their limits; a run takes as many as it asks for, and its stages
-see no other. A run that dies without giving them back loses them when its lease ends.
+`tap worker` lists the GPUs in the variable TAP_GPUS and creates their limits. A run takes as many as it requests, and its
+stages see no others. The slots of a run that dies without releasing them become free when their lease ends.
 """
 
 import os
@@ -14,11 +14,11 @@ from prefect import get_client
 from prefect.concurrency.sync import concurrency
 
 GPUS = "TAP_GPUS"
-LEASE = 60  # seconds; Prefect renews it while the run lives
+LEASE = 60  # seconds; Prefect renews it while the run is alive
 
 
 def offer(gpus: Sequence[str], runs_each: int) -> dict[str, str]:
-    """Let `runs_each` runs at a time use each of this machine's `gpus`; the environment of the worker that offers them."""
+    """Let `runs_each` runs at a time use each of this machine's `gpus`; returns the environment for the worker."""
     with get_client(sync_client=True) as client:
         for gpu in gpus:
             client.upsert_global_concurrency_limit_by_name(_limit(gpu), runs_each)
@@ -27,19 +27,19 @@ def offer(gpus: Sequence[str], runs_each: int) -> dict[str, str]:
 
 @contextmanager
 def take(count: int) -> Iterator[dict[str, str]]:
-    """The environment for stages that may use `count` GPUs, waiting for them; one without GPUs where the worker offers none.
+    """Wait for `count` GPUs; the environment for stages that use them, or one without GPUs where the worker has none.
 
-    Raises ValueError where the worker offers fewer than `count`.
+    Raises ValueError where the worker has fewer than `count`.
     """
     gpus = [gpu for gpu in os.environ.get(GPUS, "").split(",") if gpu]
     if not gpus:
         yield {"CUDA_VISIBLE_DEVICES": ""}
         return
     if count > len(gpus):
-        raise ValueError(f"gpus: {count} are asked for, and this worker has {len(gpus)}")
+        raise ValueError(f"gpus: {count} are requested, but this worker has {len(gpus)}: request fewer")
     with ExitStack() as slots:
         while len(taken := _take_free(slots, gpus, count)) < count:
-            slots.close()  # all or none: two runs that hold one each and wait for another would wait for ever
+            slots.close()  # all or none: two runs that each take one of two GPUs and wait for the other would deadlock
             time.sleep(1)
         yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
 

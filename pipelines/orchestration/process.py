@@ -1,4 +1,4 @@
-"""Commands of which nothing is left running, however this process ends: by Ctrl-C, a cancellation, or kill -9."""
+"""Commands whose processes all end with this one, however it ends: by Ctrl-C, a cancellation, or kill -9."""
 
 import fcntl
 import io
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Waits until its standard input ends, as it does when whoever holds the other side closes it or dies, by kill -9 too.
-# Then it ends the target, with a harder signal every 10 seconds.
+# Waits for the end of its standard input, which comes when the process at the other end closes it or dies, even by kill -9.
+# Then it signals the target every 10 seconds, the last time by SIGKILL.
 WATCHDOG = """
 read -r _
 for signal in INT TERM KILL; do
@@ -34,12 +34,12 @@ def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]
 def running(
     command: Sequence[str], environment: Mapping[str, str] | None = None, keep_open: Sequence[int] = (), **streams: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, which has ended when the context has; where this process dies, soon after.
+    """A process in a new group, which ends with the context, or soon after this process if that dies.
 
-    It sees the variables of `environment` beside this process's.
+    Its environment is this process's with the variables of `environment`.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    # Commands of this virtual environment are found, activated or not; into a pipe, Python does not hold its lines back.
+    # PATH: commands of this virtual environment, activated or not. PYTHONUNBUFFERED: output in a pipe without delay.
     variables = os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"} | dict(environment or {})
     process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     watchdog = watch(-process.pid, keep_open)
@@ -55,17 +55,17 @@ def running(
 def run(
     command: Sequence[str], show: Callable[[str, bool], None], lock: Path, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run `command` to its end and return its exit code; `show(line, passing)` gets each line of its output.
+    """Run `command` to its end and return its exit code; `show(line, passing)` is called with each line of its output.
 
-    A passing line ended with a carriage return: the next one takes its place, as progress bars do.
-    One command at a time runs under one `lock` file; others wait. Of a killed run, the watchdog holds the lock to the end.
+    A passing line ends with a carriage return: the next line replaces it, as in progress bars. One command at a time runs under
+    one `lock` file; others wait. If this process is killed, the watchdog keeps the lock until the command has ended.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            show("another run is at work in this folder: waiting for it to end", False)
+            show("another run is active in this folder: waiting for it to end", False)
             fcntl.flock(file, fcntl.LOCK_EX)
         with running(command, environment, [file.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout

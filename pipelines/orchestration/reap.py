@@ -1,8 +1,8 @@
-"""Runs whose worker was lost: a machine that is gone says nothing, so its run would stay Running for ever.
+"""Lost workers: without `reap` the run of a machine that is gone would stay Running in Prefect for ever.
 
-A run's process tells Prefect every 30 seconds that it lives. One that has not for `after` seconds goes back to its work pool,
-where another worker takes it. That goes on from what the DVC remote has, and from the last checkpoint where TAP_CHECKPOINTS
-names a folder that both reach.
+A run's process sends Prefect a heartbeat every 30 seconds. A run without one for `after` seconds is returned to its work pool,
+where another worker takes it. The new worker continues from the results in the DVC remote, and from the last checkpoint where
+TAP_CHECKPOINTS is a folder that both workers can read.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,22 @@ from tap.tracking import run as tracking
 
 TRAIN_EVALUATE = "tap-train-evaluate"
 HEARTBEAT = "prefect.flow-run.heartbeat"
-AFTER = 90  # seconds without a sign of life: three heartbeats missed
-STARTING = 600  # seconds that a run may take from a worker's hand to its first heartbeat
-ATTEMPTS = 3  # a run that loses so many workers may be why
+AFTER = 90  # seconds without a heartbeat: three were missed
+STARTING = 600  # seconds from a run's submission by its worker to its first heartbeat, at most
+ATTEMPTS = 3  # a run that has lost so many workers may be the cause
 
 
 @flow(name="tap-reap")
 def reap(after: float = AFTER) -> list[str]:
-    """Give runs of lost workers back to their work pool; what was done, a line for each."""
+    """Return the runs of lost workers to their work pool; the result has one line for each."""
     with get_client(sync_client=True) as client:
         return reap_lost_runs(client, after)
 
 
 def reap_lost_runs(client: SyncPrefectClient, after: float) -> list[str]:
-    """Reschedule each run of `train_evaluate` that has given no sign of life for `after` seconds, and end its runs in MLflow.
+    """Reschedule each run of `train_evaluate` without a heartbeat for `after` seconds, and end its runs in MLflow.
 
-    One that was being cancelled is cancelled, one that loses its worker for the third time has crashed.
+    A run that was being cancelled becomes Cancelled, one that has lost three workers Crashed.
     """
     lines = []
     for run in _lost(client, after):
@@ -50,15 +50,15 @@ def reap_lost_runs(client: SyncPrefectClient, after: float) -> list[str]:
         if run.state.type == StateType.CANCELLING:
             state: State = Cancelled(message="its worker was lost")
         elif run.run_count < ATTEMPTS:
-            state = AwaitingRetry(scheduled_time=datetime.now(UTC), message="its worker was lost; any worker goes on with it")
+            state = AwaitingRetry(scheduled_time=datetime.now(UTC), message="its worker was lost; any worker continues it")
         else:
             state = Crashed(message=f"it has lost {run.run_count} workers; `tap sweep` starts it again")
         client.set_flow_run_state(run.id, state, force=True)
         try:
             ended = f"runs ended in MLflow: {tracking.end_runs(Runtime().tracking_uri, str(run.id))}"
-        except ValueError as error:  # the store is away, and shows them as running for longer
+        except ValueError as error:  # the store is down, and will show them as running
             ended = str(error)
-        lines.append(f"{run.name}: no sign of life for {after:.0f} s, now {state.name}; {ended}")
+        lines.append(f"{run.name}: no heartbeat for {after:.0f} s, now {state.name}; {ended}")
     return lines
 
 
@@ -69,18 +69,18 @@ def _lost(client: SyncPrefectClient, after: float) -> list[FlowRun]:
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=running)),
     )
     now = datetime.now(UTC)
-    alive = signs_of_life(client, [run.id for run in runs], now - timedelta(seconds=after))
+    alive = runs_with_heartbeat(client, [run.id for run in runs], now - timedelta(seconds=after))
     lost = []
     for run in runs:
         assert run.state is not None
-        patience = STARTING if run.state.type == StateType.PENDING else after
-        if run.id not in alive and run.state.timestamp < now - timedelta(seconds=patience):
+        timeout = STARTING if run.state.type == StateType.PENDING else after
+        if run.id not in alive and run.state.timestamp < now - timedelta(seconds=timeout):
             lost.append(run)
     return lost
 
 
-def signs_of_life(client: SyncPrefectClient, runs: Sequence[UUID], since: datetime) -> set[UUID]:
-    """Which of these flow runs have told since then that they live."""
+def runs_with_heartbeat(client: SyncPrefectClient, runs: Sequence[UUID], since: datetime) -> set[UUID]:
+    """Those of the flow runs that have sent a heartbeat since then."""
     names = {f"prefect.flow-run.{run}": run for run in runs}
     if not names:
         return set()
@@ -90,7 +90,7 @@ def signs_of_life(client: SyncPrefectClient, runs: Sequence[UUID], since: dateti
             event=EventNameFilter(name=[HEARTBEAT]),
             resource=EventResourceFilter(id=list(names)),
         ),
-        limit=50,  # the most that a server may give at once
+        limit=50,  # Prefect's maximum for one request
     )
     found: set[UUID] = set()
     while True:

@@ -1,7 +1,7 @@
-"""Sweeps: every dataset and seed of params.yaml as a run of its own, by workers on any number of machines.
+"""Sweeps: each dataset and seed of params.yaml as a separate run, by workers on any number of machines.
 
-`train_evaluate` is what a worker runs, in its clone (worker.py). `sweep` starts one for each combination, shows how they do,
-gives the runs of lost workers back (reap.py), and at the end restores all results here, by the DVC remote.
+A worker runs `train_evaluate` in its clone (worker.py). `sweep` starts one for each combination, shows their progress, returns
+the runs of lost workers to their pool (reap.py), and at the end restores all results here from the DVC remote.
 """
 
 import json
@@ -46,22 +46,22 @@ from tap.reporting.results import Row, load_results, table_rows
 from tap.settings import Runtime, load_params
 from tap.tracking import run as tracking
 
-POLL, PATIENCE = 5, 30  # seconds between two looks at Prefect's server, and where it is away
-CANCEL_WAIT = 60  # seconds for workers to end what a cancelled sweep has started
+POLL, POLL_WHEN_DOWN = 5, 30  # seconds between two requests to Prefect's server, and while it is down
+CANCEL_WAIT = 60  # seconds for workers to end the runs of a cancelled sweep
 TAG = "tap-sweep"
 Pool = Literal["cpu", "gpu"]
 UNDER_WAY = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
 class StageFailed(Exception):
-    """A stage of a combination ended with an error, which its log tells."""
+    """A stage of a combination failed; its log has the reason."""
 
 
 @flow(name=TRAIN_EVALUATE, flow_run_name="{dataset}-{seed}")
 def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | None = None) -> State[Any]:
-    """One dataset and seed on a worker: what the DVC remote has is restored from there, the rest is computed and sent there.
+    """One dataset and seed on a worker: results in the DVC remote are restored, all others computed and pushed there.
 
-    Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the run in MLflow that its own belongs to.
+    Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the id of the sweep's run.
     """
     end_with_worker()
     flow_run, params = str(runtime.flow_run.id), load_params(PARAMS, dataset)
@@ -73,30 +73,35 @@ def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | Non
         tags={"dataset": dataset, "seed": seed, "scale": params.scale},
         runtime=here,
     )
-    summary = ""
     try:
         with slots.take(gpus) as environment, tracked_run as tracked:
-            environment |= {"TAP_PARENT_RUN": tracked.id, "TAP_FLOW_RUN": flow_run}
-            for instance in instances([dataset], [seed])[:-1]:  # the report is the sweep's
-                state = run_stage(instance, shared=True, environment=environment, return_state=True)
-                if not state.is_completed():
-                    raise StageFailed(f"stage {instance} failed: {state.message}")
-                if instance.stage == "fetch" and (page := tracking.page(here.tracking_uri, tracked.id)):
-                    _label(flow_run, {"mlflow": page})
-                if instance.stage == "evaluate":
-                    row = _row(dataset, seed)
-                    tracked.log_metrics(0, _headline(row))
-                    summary = f"score {_score(row)}, decision {row.latency.median:.0f} ms"
-                    _label(flow_run, {"score": _score(row)})
+            _run_stages(dataset, seed, tracked, here, environment)
     except StageFailed as error:
         return Failed(message=str(error))
-    with suppress(ValueError):  # it is still away
-        list(tracking.sync(here))  # what MLflow has missed of earlier runs in this clone
-    return Completed(message=summary)
+    with suppress(ValueError):  # MLflow is still down
+        list(tracking.sync(here))  # earlier runs of this clone that MLflow missed
+    row = _row(dataset, seed)
+    return Completed(message=f"score {_score(row)}, decision {row.latency.median:.0f} ms")
+
+
+def _run_stages(dataset: str, seed: int, tracked: tracking.Run, here: Runtime, environment: Mapping[str, str]) -> None:
+    """Run a combination's stages; the flow run is labelled with the MLflow page and the score as soon as they exist."""
+    assert here.flow_run is not None
+    environment = {**environment, "TAP_PARENT_RUN": tracked.id, "TAP_FLOW_RUN": here.flow_run}
+    for instance in instances([dataset], [seed])[:-1]:  # the last is the report, which the sweep makes
+        state = run_stage(instance, shared=True, environment=environment, return_state=True)
+        if not state.is_completed():
+            raise StageFailed(f"stage {instance} failed: {state.message}")
+        if instance.stage == "fetch" and (page := tracking.page(here.tracking_uri, tracked.id)):
+            _label(here.flow_run, {"mlflow": page})
+        if instance.stage == "evaluate":
+            row = _row(dataset, seed)
+            tracked.log_metrics(0, _headline(row))
+            _label(here.flow_run, {"score": _score(row)})
 
 
 def _row(dataset: str, seed: int) -> Row:
-    """What the stage evaluate found for one seed."""
+    """The result of the stage evaluate for one seed."""
     results = [each for each in load_results(METRICS) if (each.dataset, each.seed, each.ablation) == (dataset, seed, None)]
     (row,) = table_rows(results)
     return row
@@ -107,7 +112,7 @@ def _score(row: Row) -> str:
 
 
 def _headline(row: Row) -> dict[str, float]:
-    """What one wants to compare first of a combination, as metrics."""
+    """The metrics by which combinations are compared first."""
     result = row.first
     vqvae = read_json(METRICS / f"train_vqvae/{result.dataset}-{result.seed}.json")
     values = {
@@ -123,19 +128,19 @@ def _headline(row: Row) -> dict[str, float]:
 
 
 def _label(flow_run: str, labels: Mapping[str, str]) -> None:
-    """Tell the sweep something about this flow run."""
+    """Set labels of a flow run, which the sweep reads."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(UUID(flow_run), dict(labels))
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One dataset and seed of a sweep, and the flow run that does it."""
+    """One dataset and seed of a sweep, and its flow run."""
 
     dataset: str
     seed: int
     run: FlowRun
-    stage: str = ""  # what the run is at
+    stage: str = ""  # that is running
 
     @property
     def ended(self) -> bool:
@@ -179,62 +184,73 @@ def sweep(
 ) -> State[Any]:
     """Every one of `datasets` and `seeds` (None: all of params.yaml) by the workers of `pool`, at the commit checked out here.
 
-    A combination that an earlier sweep of this commit has under way is taken over; one that is done is restored.
+    Combinations that an earlier sweep of this commit has started are taken over; completed ones are restored.
     """
     end_with_worker()
     require_remote()
     commit, chosen = _commit(), instances(datasets, seeds)
-    for instance in chosen:  # from here, since a file of one's own may lie here only
+    for instance in chosen:  # here, since a user's file may exist on this machine only
         if instance.stage in ("params", "fetch") and not run_stage(instance, shared=True, return_state=True).is_completed():
             return Failed(message=f"stage {instance} failed, for the reason above")
     name = str(runtime.flow_run.name)
     params = {"datasets": [i.dataset for i in chosen if i.stage == "fetch"], "commit": commit, "pool": pool}
     tracked_run = tracking.start_run("sweep", name=f"sweep {name}", params=params, tags={}, runtime=Runtime())
     with get_client(sync_client=True) as client, tracked_run as tracked:
-        under_way = _under_way(client, commit)
+        started = _under_way(client, commit)
         combinations: list[Combination] = []
         try:
             for dataset, seed in [(i.dataset, i.seed) for i in chosen if i.stage == "evaluate"]:
                 assert dataset is not None and seed is not None
-                run = under_way.get((dataset, seed)) or run_deployment(
-                    f"{TRAIN_EVALUATE}/train-evaluate-{pool}",
-                    parameters={"dataset": dataset, "seed": seed, "gpus": gpus, "parent_run": tracked.id},
-                    job_variables={"env": {COMMIT: commit}},
-                    flow_run_name=f"{dataset}-{seed}",
-                    tags=[TAG, commit],
-                    timeout=0,
-                )
-                assert isinstance(run, FlowRun)  # and no coroutine, as in an async flow
-                combinations.append(Combination(dataset, seed, run))
+                flow_run = started.get((dataset, seed)) or _start(dataset, seed, commit, pool, gpus, parent_run=tracked.id)
+                combinations.append(Combination(dataset, seed, flow_run))
             combinations = _wait(client, combinations, key=f"sweep-{name}")
-        except BaseException:  # cancelled: by Ctrl-C, in Prefect's page, with its worker
+        except BaseException:  # cancelled: by Ctrl-C, on Prefect's page, or with its worker
             _cancel(client, combinations)
             raise
-        done = {(each.dataset, each.seed) for each in combinations if each.done}
-        restored = [i for i in chosen if i.stage in ("fetch", "report") or (i.dataset, i.seed) in done] if done else []
-        if restored and not restore(restored, return_state=True).is_completed():
+        if not _collect(chosen, combinations, promote):
             return Failed(message="the results are in the DVC remote, but could not be restored here, for the reason above")
-        summary = conclude(restored, promote) if restored else ""
-        print(summary)
-        create_markdown_artifact(summary, key="results", description="Scores, promotions, and where the report lies")
     failed = [f"{each.dataset}-{each.seed}: {each.status} ({each.message})" for each in combinations if not each.done]
     if failed:
-        return Failed(
-            message=f"{len(failed)} of {len(combinations)} did not end well, `tap sweep` goes on: {'; '.join(failed)}"
-        )
+        return Failed(message=f"{len(failed)} of {len(combinations)} failed, `tap sweep` continues them: {'; '.join(failed)}")
     return Completed(message=f"{len(combinations)} done")
+
+
+def _start(dataset: str, seed: int, commit: str, pool: Pool, gpus: int, parent_run: str) -> FlowRun:
+    """Schedule a run of train_evaluate at `commit` for the workers of `pool`."""
+    flow_run = run_deployment(
+        f"{TRAIN_EVALUATE}/train-evaluate-{pool}",
+        parameters={"dataset": dataset, "seed": seed, "gpus": gpus, "parent_run": parent_run},
+        job_variables={"env": {COMMIT: commit}},
+        flow_run_name=f"{dataset}-{seed}",
+        tags=[TAG, commit],
+        timeout=0,
+    )
+    assert isinstance(flow_run, FlowRun)  # not a coroutine, as in an async flow
+    return flow_run
+
+
+def _collect(chosen: Sequence[Instance], combinations: Sequence[Combination], promote: bool) -> bool:
+    """Restore the results of the completed combinations here, promote and summarize them; False where the restore failed."""
+    done = {(each.dataset, each.seed) for each in combinations if each.done}
+    restored = [i for i in chosen if i.stage in ("fetch", "report") or (i.dataset, i.seed) in done] if done else []
+    if restored and not restore(restored, return_state=True).is_completed():
+        return False
+    summary = conclude(restored, promote) if restored else ""
+    print(summary)
+    create_markdown_artifact(summary, key="results", description="Scores, promotions, and the path of the report")
+    return True
 
 
 @task(task_run_name="restore")
 def restore(chosen: Sequence[Instance]) -> State[Any]:
-    """Bring what workers have done into this clone; only the report is made anew."""
+    """Bring the workers' results into this clone; only the report is computed here."""
     if dvc("repro", "--pull", *map(str, chosen), show=terminal_or_log(get_run_logger().info)):
         return Failed(message="for the reason above")
     return Completed()
 
 
 def _commit() -> str:
-    """The commit that workers shall run. Raises ValueError where this folder holds something else."""
+    """The commit for the workers. Raises ValueError where this folder has uncommitted changes."""
     commit, dirty = tracking.git_state()
     if dirty:
         raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run a commit, so commit first")
@@ -242,7 +258,7 @@ def _commit() -> str:
 
 
 def _under_way(client: SyncPrefectClient, commit: str) -> dict[tuple[str, int], FlowRun]:
-    """By dataset and seed, the runs of this commit that have not ended."""
+    """The runs of this commit that have not ended, by dataset and seed."""
     runs = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[TRAIN_EVALUATE])),
         flow_run_filter=FlowRunFilter(
@@ -254,7 +270,7 @@ def _under_way(client: SyncPrefectClient, commit: str) -> dict[tuple[str, int], 
 
 
 def _wait(client: SyncPrefectClient, combinations: Sequence[Combination], key: str) -> list[Combination]:
-    """Until all have ended: reap lost runs, and show in the log and in the artifact `key` what has changed."""
+    """Wait until all have ended; meanwhile reap lost runs, and show changes in the log and in the artifact `key`."""
     log, table, shown = get_run_logger().info, None, [dict[str, str]()] * len(combinations)
     while True:
         try:
@@ -265,19 +281,19 @@ def _wait(client: SyncPrefectClient, combinations: Sequence[Combination], key: s
             done = f"{sum(each.done for each in combinations)} of {len(rows)} done"
             if table is None:
                 created = create_table_artifact(rows, key=key, description=done)
-                assert isinstance(created, UUID)  # and no coroutine, as in an async flow
+                assert isinstance(created, UUID)  # not a coroutine, as in an async flow
                 table = created
                 log(f"A table of all runs is at {PREFECT_UI_URL.value()}/artifacts/artifact/{table}")
             elif rows != shown:
                 client.update_artifact(table, ArtifactUpdate(data=json.dumps(rows), description=done))
         except TransportError as error:
-            log(f"Prefect's server does not answer ({error}): asking again in {PATIENCE} seconds")
-            time.sleep(PATIENCE)
+            log(f"Prefect's server does not respond ({error}): trying again in {POLL_WHEN_DOWN} seconds")
+            time.sleep(POLL_WHEN_DOWN)
             continue
         for each, row, before in zip(combinations, rows, shown, strict=True):
             if row != before:
-                told = (each.status, row["stage"], each.message if each.ended else "")
-                log(f"{each.dataset}-{each.seed}: {' '.join(filter(None, told))}")
+                words = (each.status, row["stage"], each.message if each.ended else "")
+                log(f"{each.dataset}-{each.seed}: {' '.join(filter(None, words))}")
         shown = rows
         if all(each.ended for each in combinations):
             return list(combinations)
@@ -293,7 +309,7 @@ def _refreshed(client: SyncPrefectClient, combinations: Sequence[Combination]) -
 
 
 def _cancel(client: SyncPrefectClient, combinations: Sequence[Combination]) -> None:
-    """End all that still goes on, and wait until workers have."""
+    """Cancel all runs that have not ended, and wait for the workers to end them."""
     for each in _refreshed(client, combinations):
         if not each.ended:
             scheduled = each.run.state is not None and each.run.state.is_scheduled()
@@ -311,11 +327,11 @@ def run(
     promote: bool,
     remote: str | None,
 ) -> None:
-    """What `tap sweep` does. Raises ValueError where a combination does not end well."""
+    """The command `tap sweep`. Raises ValueError where a combination fails."""
     require_server()
     if remote:
         use_remote(Path(), remote)
-    # The flow would tell of mistakes as well, but with a traceback.
+    # The flow checks the same, but its errors come with a traceback.
     require_remote()
     instances(datasets, seeds)
     _commit()

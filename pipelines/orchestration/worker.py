@@ -1,7 +1,7 @@
-"""A worker: a clone of the project on some machine that runs what a Prefect work pool has for it.
+"""A worker: a clone of the project on a machine, in which the flow runs of a Prefect work pool are executed.
 
-Code comes by git commit, data and results by the DVC remote with its run cache. One worker has one clone and runs one thing at
-a time, since two `dvc repro` cannot share a clone; a machine with four GPUs gets four workers.
+Code comes by git commit, data and results come from the DVC remote with its run cache. One worker has one clone and runs one
+flow at a time, since two `dvc repro` cannot share a clone; a machine with four GPUs gets four workers.
 """
 
 import os
@@ -24,27 +24,27 @@ from pipelines.orchestration import gpus, process
 CLONE, COMMIT = "TAP_CLONE", "TAP_COMMIT"
 POOLS = ("gpu", "cpu", "control")
 DVC_REMOTE = "team"
-HEARTBEAT = 30  # seconds, the least that Prefect takes; by its absence `tap reap` knows a lost worker
-POLL = 5  # seconds between two looks for work
+HEARTBEAT = 30  # seconds, Prefect's minimum; without it `tap reap` takes the worker for lost
+POLL = 5  # seconds between two requests for work
 
 
 def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per_gpu: int) -> int:
-    """Make or update the clone in `folder`, then work for `pool` until Ctrl-C; the exit code of Prefect's worker.
+    """Create or update the clone in `folder`, then work for `pool` until Ctrl-C; returns the exit code of Prefect's worker.
 
-    `git` is where commits come from, else the origin of the project here, else that itself; `remote` is the DVC remote, else
-    the one here. Raises ValueError where one of them cannot be used.
+    `git` is the source of commits; by default the origin of this folder's project, or this folder where it has none. `remote`
+    is the DVC remote; by default this folder's. Raises ValueError where one of them cannot be used.
     """
     if pool not in POOLS:
-        raise ValueError(f"pool: {pool!r} is none of {', '.join(POOLS)}")
+        raise ValueError(f"pool: {pool!r} is unknown: choose from {', '.join(POOLS)}")
     require_server()
     folder = folder.resolve()
     set_up(folder, git or _origin(), remote or require_remote())
     with get_client(sync_client=True) as client:
-        for name in POOLS:  # `prefect deploy` wants to find them all
+        for name in POOLS:  # `prefect deploy` needs all of them
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     environment = gpus.offer(visible_gpus(), runs_per_gpu) if pool == "gpu" else {}
-    environment |= {CLONE: str(folder), "DO_NOT_TRACK": "1"}
+    environment |= {CLONE: str(folder)}
     environment |= {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT), "PREFECT_WORKER_QUERY_SECONDS": str(POLL)}
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     deploy = subprocess.run([*prefect, "deploy", "--all"], cwd=folder, capture_output=True, text=True)
@@ -52,42 +52,44 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
         raise ValueError(f"`prefect deploy --all` failed in {folder}:\n{deploy.stdout}{deploy.stderr}")
     name = f"{socket.gethostname()}-{folder.name}"
     command = [*prefect, "worker", "start", "--type", "process", "--pool", pool, "--limit", "1", "--name", name]
-    # The first process of a container is deaf to SIGTERM unless it says what to do.
+    # The first process of a container ignores SIGTERM unless it has a handler.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with process.running(command, environment, cwd=folder) as worker:
         return worker.wait()
 
 
 def require_server() -> None:
-    """Raises ValueError where no Prefect server is named, to which other machines have access."""
+    """Raises ValueError where no Prefect server is configured."""
     if not PREFECT_API_URL.value():
         raise ValueError(
-            "no Prefect server is named: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api here"
+            "no Prefect server is configured: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api"
         )
 
 
 def require_workers(deployment: str, pool: str) -> None:
-    """Raises ValueError where Prefect's server does not know a deployment, as no worker has ever been started."""
+    """Raises ValueError where a deployment does not exist, since no worker has ever been started."""
     with get_client(sync_client=True) as client:
         try:
             client.read_deployment_by_name(deployment)
         except ObjectNotFound:
-            raise ValueError(f"Prefect's server knows no {deployment}: start a worker first, `tap worker {pool}`") from None
+            raise ValueError(
+                f"{deployment} does not exist on Prefect's server: start a worker first, `tap worker {pool}`"
+            ) from None
 
 
 def visible_gpus() -> list[str]:
-    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them. Raises ValueError where there are none."""
+    """This machine's GPUs as values for CUDA_VISIBLE_DEVICES. Raises ValueError where there are none."""
     import torch  # slow to load
 
     if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return chosen.split(",")
     if not (count := torch.cuda.device_count()):
-        raise ValueError("torch sees no GPU here: `tap worker cpu`, or install a build of torch for this machine's driver")
+        raise ValueError("torch finds no GPU: use `tap worker cpu`, or install a build of torch for this machine's driver")
     return [str(index) for index in range(count)]
 
 
 def set_up(folder: Path, git: str, remote: str) -> None:
-    """Clone `git`, a folder or an address, into `folder` unless it is there, and make `remote` its DVC remote."""
+    """Clone `git`, a folder or a URL, into `folder` unless the clone exists, and make `remote` its DVC remote."""
     git = str(Path(git).resolve()) if Path(git).exists() else git
     if not (folder / ".git").exists():
         _git("clone", "--quiet", git, str(folder))
@@ -96,28 +98,28 @@ def set_up(folder: Path, git: str, remote: str) -> None:
 
 
 def use_remote(folder: Path, remote: str) -> None:
-    """Make `remote`, a folder or a URL that DVC knows, the default DVC remote of the clone in `folder`."""
+    """Make `remote`, a folder or a URL that DVC supports, the default DVC remote of the clone in `folder`."""
     url = remote if "://" in remote else str(Path(remote).expanduser().resolve())
     command = [sys.executable, "-m", "dvc", "remote", "add", "--local", "--force", "--default", DVC_REMOTE, url]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode:
-        raise ValueError(f"{remote}: DVC does not take it as a remote: {result.stderr.strip()}")
+        raise ValueError(f"{remote}: DVC refuses it as a remote: {result.stderr.strip()}")
 
 
 def require_remote() -> str:
-    """The URL of this folder's default DVC remote. Raises ValueError where there is none to share results by."""
+    """The URL of this folder's default DVC remote. Raises ValueError where there is none."""
 
     def config(key: str) -> str:
         command = [sys.executable, "-m", "dvc", "config", key]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     if not (name := config("core.remote")):
-        raise ValueError("no DVC remote is set here: --remote names one, a folder or a URL like s3://bucket/path")
+        raise ValueError("no DVC remote is set here: set one by --remote, a folder or a URL like s3://bucket/path")
     return config(f"remote.{name}.url")
 
 
 def _origin() -> str:
-    """Where this folder was cloned from; itself where it was not."""
+    """The origin of the clone in this folder; this folder where it has none."""
     try:
         return _git("remote", "get-url", "origin")
     except ValueError:
@@ -125,9 +127,9 @@ def _origin() -> str:
 
 
 def enter_clone() -> dict[str, str]:
-    """Bring the worker's clone to the commit that TAP_COMMIT names, or else to its origin's newest: Prefect's pull step.
+    """Prefect's pull step: check out the commit TAP_COMMIT, by default the origin's newest, in the worker's clone.
 
-    Raises ValueError where the clone's origin has no such commit.
+    Raises ValueError where the clone's origin does not have the commit.
     """
     folder = os.environ[CLONE]
     _git("-C", folder, "fetch", "--quiet", "--tags", "origin")
@@ -141,7 +143,7 @@ def enter_clone() -> dict[str, str]:
 
 
 def end_with_worker() -> None:
-    """Where a worker runs this process, kill it once the worker is gone: its run is then one to reap, and not one to lose."""
+    """In a worker's child process, kill it once the worker is gone, so that `reap` can give its run to another worker."""
     if CLONE not in os.environ:
         return
     worker = os.getppid()

@@ -1,7 +1,7 @@
 """A policy as an MLflow model. MLflow copies this file into each logged model and runs it there ("models from code").
 
-A request carries observations (n, O), and gets actions (n, A) or, with the param `details`, whole plans; docs/serving.md shows
-both. Equal observations and seeds get equal answers.
+A request has observations (n, O), and its response actions (n, A) or, with the param `details`, whole plans; docs/serving.md
+shows both. Equal observations and seeds give equal responses.
 """
 
 import logging
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """What one request wants to have planned."""
+class PlanRequest:
+    """The observations (n, O) of one request, a generator for each, and the plan to come."""
 
     observations: np.ndarray
     generators: Sequence[torch.Generator]
@@ -38,28 +38,28 @@ class Waiting:
 
 
 class SharedPolicy:
-    """A policy for many threads at once: one plans at a time, for all that wait in one batch.
+    """A policy for many threads at once: one thread plans, for all waiting requests in one batch.
 
-    A batch takes less time than its states one by one, and each state has its own generator, so that its plan does not depend
-    on who else waits.
+    A batch takes less time than its states one by one. Each state has its own generator, so its plan does not depend on the
+    other requests of the batch.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._waiting: SimpleQueue[Waiting] = SimpleQueue()
+        self._waiting: SimpleQueue[PlanRequest] = SimpleQueue()
         self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """As Policy.plan."""
-        self.policy.check(observations)  # a mistake is for its sender, not for all of the batch
-        request = Waiting(observations, generators)
+        self.policy.check(observations)  # before it joins a batch, which an error would fail as a whole
+        request = PlanRequest(observations, generators)
         self._waiting.put(request)
         self._planner.submit(self._plan_waiting)
         return request.plan.result()
 
     def _plan_waiting(self) -> None:
-        """Plan for the first that wait. Called once for each request, so that nobody waits for ever."""
-        batch: list[Waiting] = []
+        """Plan for the first waiting requests. Called once for each request, so that each is served."""
+        batch: list[PlanRequest] = []
         while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MOST_STATES:
             batch.append(self._waiting.get())
         if not batch:
@@ -78,16 +78,16 @@ class SharedPolicy:
 
 
 def row_generators(seed: int, rows: int) -> list[torch.Generator]:
-    """The generators that the rows of a request with that seed plan with; any integer is a seed."""
+    """One generator for each row of a request, from (seed, row); any integer is a seed."""
     seeds = [np.random.SeedSequence([seed % 2**64, row]).generate_state(1, np.uint64)[0] for row in range(rows)]
     return [torch.Generator().manual_seed(int(each)) for each in seeds]
 
 
 class ServedPolicy(PythonModel):
-    """MLflow's interface to a Policy."""
+    """A Policy behind MLflow's interface."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the policy that was logged with this file, onto the configured device, or else the one of TAP_DEVICE."""
+        """Load the policy that was logged with this file onto the configured device, or else that of TAP_DEVICE."""
         device = (context.model_config or {}).get("device") or Runtime().device
         self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(device)))
         self.shared = SharedPolicy(self.policy)
@@ -97,7 +97,8 @@ class ServedPolicy(PythonModel):
     ) -> np.ndarray | list[dict[str, Any]]:
         """Actions (n, A) float32 for observations (n, O); with the param `details` a record for each observation instead.
 
-        Row i plans with a generator from (seed, i), whatever the other rows hold.
+        The plan of row i depends on the seed, i and its observation, not on the other rows. Raises MlflowException: of HTTP
+        status 400 for wrong observations or a plan that is not finite, else 500.
         """
         params = {"seed": 0, "details": False} | (params or {})
         try:
@@ -105,11 +106,11 @@ class ServedPolicy(PythonModel):
             plan = self.shared.plan(observations, row_generators(params["seed"], len(observations)))
             if not np.isfinite(plan.actions).all():
                 raise ValueError("the model has no finite plan for these observations")
-        except (TypeError, ValueError) as error:  # the caller's mistake: 400, where the server would answer 500
+        except (TypeError, ValueError) as error:  # 400: without this, the server responds with 500
             raise MlflowException.invalid_parameter_value(str(error)) from error
-        except Exception as error:  # ours: 500, where the server would answer 400 and show the caller a traceback
+        except Exception as error:  # 500: without this, the server responds with 400 and a traceback
             logger.exception("Planning failed")
-            raise MlflowException("planning failed; the server's log says why", INTERNAL_ERROR) from error
+            raise MlflowException("planning failed; see the server's log", INTERNAL_ERROR) from error
         return self._records(observations, plan) if params["details"] else plan.actions[:, 0].astype(np.float32)
 
     def _records(self, observations: np.ndarray, plan: Plan) -> list[dict[str, Any]]:

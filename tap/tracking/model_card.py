@@ -30,8 +30,8 @@ def model_card(
     return f"""# TAP policy for {metrics["dataset"]}, training seed {metrics["seed"]}
 
 A Trajectory Autoencoding Planner: a VQ-VAE encodes {metrics["latent_step"]} steps as one code, a Transformer prior models the
-sequences of codes in the data, and each decision is a search over codes ({_search(metrics["planner"])}). It was trained offline,
-on recorded trajectories alone, at {metrics["scale"]} scale.
+sequences of codes in the data, and each decision is a search over codes ({_search(metrics["planner"])}). It was trained
+offline, on recorded trajectories alone, at {metrics["scale"]} scale.
 
 ## Score
 

@@ -151,7 +151,7 @@ def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
     assert process.run(["sh", "-c", command], show, lock) == 3
     assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
     output = other[0].communicate(timeout=10)[0].decode().splitlines()
-    assert output == ["another run is at work in this folder: waiting for it to end False", "second False"]
+    assert output == ["another run is active in this folder: waiting for it to end False", "second False"]
 
 
 def test_a_command_sees_the_variables_that_it_is_given(tmp_path: Path) -> None:

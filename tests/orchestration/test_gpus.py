@@ -1,4 +1,4 @@
-"""GPUs as slots, on Prefect's real limits: names of GPUs stand for GPUs."""
+"""GPUs as slots, on Prefect's real limits; they need the names of GPUs, not the GPUs."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ def test_no_two_runs_have_one_gpu_and_a_third_waits(two_gpus: None) -> None:
         assert taken == [second["CUDA_VISIBLE_DEVICES"]]
 
 
-def test_a_run_takes_all_that_it_asks_for_or_none(two_gpus: None) -> None:
+def test_a_run_takes_all_gpus_that_it_requests_or_none(two_gpus: None) -> None:
     taken: list[str] = []
 
     def both() -> None:
@@ -59,7 +59,7 @@ def test_a_gpu_takes_as_many_runs_as_it_offers(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_more_than_there_are_is_refused(two_gpus: None) -> None:
-    with pytest.raises(ValueError, match="3 are asked for, and this worker has 2"), gpus.take(3):
+    with pytest.raises(ValueError, match="3 are requested, but this worker has 2"), gpus.take(3):
         pass
 
 

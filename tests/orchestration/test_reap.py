@@ -1,4 +1,4 @@
-"""Runs whose worker was lost, in Prefect's real server: a run that has told that it lives is left alone."""
+"""Runs of lost workers, on a real Prefect server: a run with a heartbeat is not reaped."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.states import Cancelling, Completed, Pending, Running
 
-from pipelines.orchestration.reap import ATTEMPTS, HEARTBEAT, TRAIN_EVALUATE, reap_lost_runs, signs_of_life
+from pipelines.orchestration.reap import ATTEMPTS, HEARTBEAT, TRAIN_EVALUATE, reap_lost_runs, runs_with_heartbeat
 from tap.settings import Runtime
 from tap.tracking import run as tracking
 
@@ -53,7 +53,7 @@ def state(client: SyncPrefectClient, run: UUID) -> str:
     return found.name
 
 
-def test_only_runs_without_a_sign_of_life_are_reaped(client: SyncPrefectClient, store: str) -> None:
+def test_only_runs_without_a_heartbeat_are_reaped(client: SyncPrefectClient, store: str) -> None:
     lost, alive, cancelling, done = (
         start(client, *states) for states in ([Running()], [Running()], [Running(), Cancelling()], [Running(), Completed()])
     )
@@ -64,7 +64,7 @@ def test_only_runs_without_a_sign_of_life_are_reaped(client: SyncPrefectClient, 
         time.sleep(2)
         emit_event(event=HEARTBEAT, resource={"prefect.resource.id": f"prefect.flow-run.{alive}"})
         emitted = datetime.now(UTC)
-        wait_until(lambda: alive in signs_of_life(client, [alive], emitted - timedelta(seconds=1)))
+        wait_until(lambda: alive in runs_with_heartbeat(client, [alive], emitted - timedelta(seconds=1)))
         wait_until(lambda: tracking.find_runs(tracking.connect(store), f"tags.flow_run = '{lost}'"))
         lines = reap_lost_runs(client, after=(datetime.now(UTC) - emitted).total_seconds() + 1)
         (found,) = tracking.find_runs(tracking.connect(store), f"tags.flow_run = '{lost}'")

@@ -172,7 +172,7 @@ def at_work(worker: psutil.Process, stage: str) -> str | None:
     for child in worker.children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
             match child.cmdline():
-                case [_, "-m", module, dataset, seed] if module == f"pipelines.{stage}":
+                case [_, "-m", module, dataset, seed] if module == f"pipelines.stages.{stage}":
                     return f"{dataset}-{seed}"
     return None
 

@@ -69,11 +69,11 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, origin: Pa
     with pytest.raises(ValueError, match=r"nowhere.*does not exist"):
         worker.set_up(tmp_path / "clone", str(tmp_path / "nowhere"), str(tmp_path / "remote"))
     monkeypatch.chdir(origin)
-    with pytest.raises(ValueError, match="no DVC remote is set here: --remote names one"):
+    with pytest.raises(ValueError, match="no DVC remote is set here: set one by --remote"):
         worker.require_remote()
     worker.use_remote(origin, "s3://bucket/path")
     assert worker.require_remote() == "s3://bucket/path"
-    with pytest.raises(ValueError, match="pool: 'tpu' is none of gpu, cpu, control"):
+    with pytest.raises(ValueError, match="pool: 'tpu' is unknown: choose from gpu, cpu, control"):
         worker.start("tpu", tmp_path, None, None, 1)
 
 

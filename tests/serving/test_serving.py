@@ -64,7 +64,7 @@ def test_lists_serve_as_arrays(served: ServedPolicy) -> None:
     np.testing.assert_array_equal(predict(served, OBSERVATIONS.tolist()), predict(served, OBSERVATIONS))
 
 
-def test_details_are_the_plan_and_what_speaks_against_it(served: ServedPolicy, tiny_policy: Policy) -> None:
+def test_details_are_the_plan_and_its_warnings(served: ServedPolicy, tiny_policy: Policy) -> None:
     records = predict(served, OBSERVATIONS, {"seed": 7, "details": True})
     plan = tiny_policy.plan(OBSERVATIONS, generators(7, 3))
     assert json.loads(json.dumps(records)) == records
@@ -93,21 +93,21 @@ def test_details_are_the_plan_and_what_speaks_against_it(served: ServedPolicy, t
         ([["a"] * 11], "could not convert"),
     ],
 )
-def test_a_wrong_input_is_the_callers_mistake(served: ServedPolicy, observations: Any, sentence: str) -> None:
+def test_a_wrong_input_gets_status_400(served: ServedPolicy, observations: Any, sentence: str) -> None:
     with pytest.raises(MlflowException, match=sentence) as error:
         predict(served, observations)
     assert error.value.error_code == "INVALID_PARAMETER_VALUE" and error.value.get_http_status_code() == 400
 
 
-def test_a_failure_of_the_planner_is_the_servers(served: ServedPolicy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_of_the_planner_gets_status_500(served: ServedPolicy, caplog: pytest.LogCaptureFixture) -> None:
     served.policy.search.prior = torch.nn.Identity()  # type: ignore[assignment]
-    with pytest.raises(MlflowException, match="planning failed; the server's log says why") as error:
+    with pytest.raises(MlflowException, match="planning failed; see the server's log") as error:
         predict(served, OBSERVATIONS)
     assert error.value.get_http_status_code() == 500 and "Traceback" in caplog.text
 
 
 class Gate:
-    """A policy that plans only when it may, and remembers for how many states at once."""
+    """A policy that plans only while it is open, and records the size of each batch."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.open, self.batches = policy, threading.Event(), []
@@ -121,7 +121,7 @@ class Gate:
         return self.policy.plan(observations, generators)
 
 
-def test_those_who_wait_share_a_batch_and_get_their_own_plans(tiny_policy: Policy) -> None:
+def test_waiting_requests_share_a_batch_and_get_their_own_plans(tiny_policy: Policy) -> None:
     gate = Gate(tiny_policy)
     shared = SharedPolicy(gate)  # type: ignore[arg-type]
     observations = np.random.default_rng(0).normal(size=(6, 2, 11))
@@ -130,7 +130,7 @@ def test_those_who_wait_share_a_batch_and_get_their_own_plans(tiny_policy: Polic
         while not gate.batches:  # the first is being planned
             time.sleep(0.001)
         plans += [threads.submit(shared.plan, observations[i], generators(i, 2)) for i in range(1, 6)]
-        with pytest.raises(ValueError, match="shape"):  # the mistake of one is nobody else's
+        with pytest.raises(ValueError, match="shape"):  # a mistake fails only its own request
             shared.plan(observations[0, :, :5], generators(0, 2))
         while shared._waiting.qsize() < 5:
             time.sleep(0.001)
@@ -142,7 +142,7 @@ def test_those_who_wait_share_a_batch_and_get_their_own_plans(tiny_policy: Polic
         np.testing.assert_allclose(plan.result().actions, alone.actions, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_does_not_grow_without_end(tiny_policy: Policy) -> None:
+def test_the_size_of_a_batch_is_limited(tiny_policy: Policy) -> None:
     gate = Gate(tiny_policy)
     shared = SharedPolicy(gate)  # type: ignore[arg-type]
     with ThreadPoolExecutor(5) as threads:
@@ -167,7 +167,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Ready when given; afterwards SIGTERM must end it, and all of its processes."""
+    """A server that responds; at the end, SIGTERM must stop it and all its processes."""
     folder = tmp_path_factory.mktemp("serving")
     policy = make_tiny_policy(params_of("hopper", "cpu", **tiny_tree()))
     policy.save(folder / "policy")
@@ -185,7 +185,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         registry.set_alias(found, "champion")
         example = registry.load_test(found).actions
     (logged,) = (folder / "mlartifacts" / "models").glob("*/artifacts")
-    assert (logged / "code/tap/planner.py").exists()  # the code travels with the weights
+    assert (logged / "code/tap/planning/planner.py").exists()  # the code travels with the weights
     assert "torch==2.13.0\n" in (logged / "requirements.txt").read_text()
 
     with socket.socket() as listener:
@@ -242,8 +242,8 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [[None, *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
     ({"inputs": [["1", *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
     ({"inputs": [[1e39, *ROW[1:]]]}, "inputs.0.0: Input should be less than or equal to 34"),
-    ({"inputs": [ROW], "parms": {}}, "parms: There is no such field; known are inputs, params."),
-    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: There is no such field; known are seed, details."),
+    ({"inputs": [ROW], "parms": {}}, "parms: Unknown field; the fields are inputs, params."),
+    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: Unknown field; the fields are seed, details."),
     ({"inputs": [ROW], "params": {"seed": "a"}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"seed": 1.5}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"details": 1}}, "params.details: Input should be a valid boolean."),
@@ -258,7 +258,7 @@ MISTAKES: list[tuple[Any, str]] = [
 
 @pytest.mark.xdist_group("serving")
 @pytest.mark.parametrize(("body", "sentence"), MISTAKES)
-def test_a_wrong_request_is_answered_by_one_sentence(server: Server, body: Any, sentence: str) -> None:
+def test_the_response_to_a_wrong_request_is_one_sentence(server: Server, body: Any, sentence: str) -> None:
     status, answer = post(server, body)
     assert status == 400 and answer["error_code"] == "BAD_REQUEST" and answer["message"].startswith(sentence)
     assert "\n" not in answer["message"] and "stack_trace" not in answer

@@ -232,7 +232,7 @@ def worker(
 
 @app.command()
 def reap(
-    after: Annotated[float, typer.Option(min=60, help="Seconds without a sign of life that make a run lost.")] = 90,
+    after: Annotated[float, typer.Option(min=60, help="Seconds without a heartbeat after which a run is lost.")] = 90,
 ) -> None:
     """Give the runs of lost workers back to their pool. A sweep does so by itself while it waits.
 

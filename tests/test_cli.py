@@ -50,7 +50,7 @@ def test_a_mistake_gets_one_message(params_yaml_with: Callable[..., Path], monke
 def test_a_team_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     for command in (["sweep"], ["worker", "cpu"], ["reap"]):
-        with pytest.raises(SystemExit, match=r"^error: no Prefect server is named: start one .* and set PREFECT_API_URL"):
+        with pytest.raises(SystemExit, match=r"^error: no Prefect server is configured: start one .* and set PREFECT_API_URL"):
             app(command)
 
 

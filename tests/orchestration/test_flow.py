@@ -35,7 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
     """`tap run --dataset a --seed 0 --no-promote` in another process, at the moment when its second stage sleeps."""
     (project / "sleep").write_text("train_vqvae@a-0")
-    code = "from pipelines import flow; flow.run(['a'], [0], promote=False)"
+    code = "from pipelines.orchestration import flow; flow.run(['a'], [0], promote=False)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
     # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.

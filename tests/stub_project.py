@@ -55,6 +55,10 @@ else:
 """
 DVC = """
 stages:
+  params:
+    cmd: python stage.py params data/params
+    deps: [params.yaml, stage.py]
+    outs: [data/params]
   fetch:
     matrix: {dataset: "${datasets}"}
     cmd: python stage.py fetch@${item.dataset} data/raw/${item.dataset}

@@ -94,10 +94,9 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
     The stage `params` runs first, where it is stale: the others depend on its files. One `dvc status` for all takes as long as
     the `dvc repro` of a single fresh stage. Raises ValueError where params are faulty, or DVC refuses.
     """
+    if PARAMS_STAGE in chosen:
+        _resolve_params()
     lines: list[str] = []
-    if PARAMS_STAGE in chosen and dvc("repro", "--single-item", str(PARAMS_STAGE), show=lambda line, _: lines.append(line)):
-        raise ValueError(next((line for line in lines if line.startswith("error: ")), "\n".join(lines)).removeprefix("error: "))
-    lines.clear()
     if dvc("status", "--json", *map(str, chosen), show=lambda line, _: lines.append(line)):
         raise ValueError("\n".join(["`dvc status` failed:", *lines]))
     changed = json.loads(next(line for line in lines if line.startswith("{")))
@@ -106,6 +105,13 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
         if str(instance) in changed or any(instance.builds_on(earlier) for earlier in found):
             found.add(instance)
     return found
+
+
+def _resolve_params() -> None:
+    lines: list[str] = []
+    if dvc("repro", "--single-item", str(PARAMS_STAGE), show=lambda line, _: lines.append(line)):
+        output = "\n".join(line for line in lines if not line.startswith(("Running stage", "> ", "ERROR: failed to reproduce")))
+        raise ValueError(output.strip().removeprefix("error: "))
 
 
 def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:

@@ -137,7 +137,11 @@ def test_mistakes_in_params_stop_the_stage_with_one_message(project: Path, chang
     text = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change))
     dataset = next(iter(change.get("datasets", {"my-hopper": {}})))
-    result = run(project, sys.executable, "-m", "pipelines.stages.fetch", dataset, check=False)
+    results = [
+        run(project, sys.executable, "-m", *command, check=False)
+        for command in (("pipelines.stages.fetch", dataset), ("pipelines.cli", "run"))
+    ]
     (project / "params.yaml").write_text(text)
-    assert result.returncode == 1
-    assert message in result.stderr and "Traceback" not in result.stderr
+    for result in results:
+        assert result.returncode == 1
+        assert message in result.stderr and "Traceback" not in result.stderr

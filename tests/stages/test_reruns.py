@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def edited(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_stale(project: Path) -> set[str]:
     """Of the stages that are stale, by `dvc status` once params are resolved, those that build on no other stale one."""
-    run(project, "dvc", "repro", "--quiet", "params")
-    with Repo(str(project)) as repo:
+    with chdir(project), Repo() as repo:
+        repo.reproduce(["params"])
         stale = set(repo.status())
         graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)  # edges lead to what a stage reads
         first = {name for name in stale if not stale & networkx.descendants(graph, name)}

@@ -3,13 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import Data, adroit, antmaze, fetch, load_recording, table
 
 from tap.data.catalog import lookup
 
 
+@settings(deadline=None)  # writes a file each time
 @given(flags=st.lists(st.sampled_from(["", "", "", "T", "U", "TU"]), min_size=1, max_size=40))
 def test_boundaries_equal_a_loop_over_rows(tmp_path_factory: pytest.TempPathFactory, flags: list[str]) -> None:
     expected, episode = [], 0
@@ -131,6 +132,7 @@ def test_antmaze_a_new_goal_far_away_ends_an_episode(data: Data) -> None:
     assert episodes.lengths.tolist() == [20, 30]
 
 
+@settings(deadline=None)
 @given(data_=st.data())
 def test_antmaze_goals_equal_a_loop_over_rows(tmp_path_factory: pytest.TempPathFactory, data_: st.DataObject) -> None:
     lengths = data_.draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -50,7 +51,10 @@ def test_a_mistake_gets_one_message(params_yaml_with: Callable[..., Path], monke
 def test_a_team_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     for command in (["sweep"], ["worker", "cpu"], ["reap"]):
-        with pytest.raises(SystemExit, match=r"^error: no Prefect server is configured: start one .* and set PREFECT_API_URL"):
+        with (
+            temporary_settings(restore_defaults={PREFECT_API_URL}),
+            pytest.raises(SystemExit, match=r"^error: no Prefect server is configured: start one .* and set PREFECT_API_URL"),
+        ):
             app(command)
 
 

@@ -281,8 +281,8 @@ def read_params_file(path: Path) -> ParamsFile:
 
 
 def suite_of(dataset: str) -> Suite:
-    """The suite of a dataset, from the first word of its id, as in D4RL's ids."""
-    match dataset.split("-")[0]:
+    """The suite of a dataset, from the first word of its id, as in D4RL's ids, after any `stochastic-`."""
+    match dataset.removeprefix("stochastic-").split("-")[0]:
         case "hopper" | "halfcheetah" | "walker2d" | "ant":
             return "locomotion"
         case "pen" | "hammer" | "door" | "relocate":

@@ -31,7 +31,8 @@ class DatasetInfo:
 
 @cache
 def known_datasets() -> dict[str, DatasetInfo]:
-    """The datasets that need no facts from params.yaml, by id: D4RL's, and the bundled one.
+    """The datasets that need no facts from params.yaml, by id: D4RL's, the bundled one, and stochastic locomotion, which has
+    no download and the reference scores of D4RL's deterministic task.
 
     URLs and reference scores come from the d4rl package where it is installed, else from the table beside this module.
     """
@@ -106,7 +107,10 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     if source == "bundled" and info.source != "bundled":
         raise ValueError(f"{key}.source: {dataset} is not bundled with the project: remove `source`")
     if info.url is None and (source == "d4rl" or (source == "file" and fetch.path is None)):
-        raise ValueError(f"{key}: no download address of {dataset} is known: get its HDF5 file and set {key}.path to it")
+        raise ValueError(
+            f"{key}: no download address of {dataset} is known: get its HDF5 file, or collect one as docs/d4rl.md describes, "
+            f"and set {key}.path to it"
+        )
     facts = ("suite", "environment", "max_episode_steps", "reference_min_score", "reference_max_score")
     overrides = {name: value for name in facts if (value := getattr(fetch, name)) is not None}
     path = info.path if source == "bundled" else fetch.path and fetch.path.expanduser()

@@ -3,6 +3,7 @@
 - Locomotion runs in gymnasium's `-v4` environments; `-v5` changes the rewards.
 - Adroit runs in gymnasium-robotics' `AdroitHand*-v1` with D4RL's rewards (tap/envs/adroit.py).
 - AntMaze runs in D4RL's geometry (tap/envs/antmaze.py).
+- Stochastic locomotion runs in the `-v4` environments under a random force (tap/envs/stochastic.py).
 - `d4rl` means D4RL's own environment of the dataset (tap/envs/d4rl_gym.py).
 - Any other gymnasium id runs unchanged.
 """
@@ -24,6 +25,7 @@ from tap.data.catalog import DatasetInfo, known_datasets
 from tap.data.score import normalized_score
 from tap.envs import antmaze, d4rl_gym, registration
 from tap.envs.adroit import D4RL_RULES, D4RLReward, Step
+from tap.envs.stochastic import STOCHASTIC
 
 Environment = gymnasium.Env[np.ndarray, np.ndarray]
 
@@ -154,10 +156,13 @@ def set_state(env: Environment, state: State) -> np.ndarray:
 
 
 def simulator(environment: str | None) -> str:
-    """The package releases that the physics of `DatasetInfo.environment` depends on, in one line."""
+    """The package releases that the physics of `DatasetInfo.environment` depends on, and its random force, in one line."""
     packages = ("d4rl", "gym", "mujoco-py") if environment == "d4rl" else ("gymnasium", "gymnasium-robotics", "mujoco")
     installed = versions()
-    return ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
+    facts = [f"{name} {installed[name]}" for name in packages if name in installed]
+    if environment in STOCHASTIC:
+        facts.append(f"random force of up to {STOCHASTIC[environment][1]:g} N")
+    return ", ".join(facts)
 
 
 def versions() -> dict[str, str]:

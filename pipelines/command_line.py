@@ -33,8 +33,7 @@ class App(typer.Typer):
 
 
 def main(command: Callable[..., None]) -> None:
-    """Run the one command of a module with the command line's arguments; --help shows the first and last of its docstring."""
-    paragraphs = (inspect.getdoc(inspect.getmodule(command)) or "").split("\n\n")
+    """Run the one command of a module with the command line's arguments; --help shows the module's docstring."""
     app = App()
-    app.command(help="\n\n".join([paragraphs[0], *(each for each in paragraphs if each.startswith("Example:"))]))(command)
+    app.command(help=inspect.getdoc(inspect.getmodule(command)))(command)
     app()

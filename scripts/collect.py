@@ -7,20 +7,21 @@ keep the whole replay buffer up to the point where the policy is medium. The fil
 and no score on it is a D4RL score. A JSON file of the same name records its provenance. Needs the `collect` extra.
 """
 
-import argparse
 import importlib.metadata
 import json
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
 import torch
+import typer
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 
+from pipelines.command_line import main
 from scripts.recording import describe_returns, episode_returns, write_recording
 
 MEDIUM_EPISODES = 20  # the policy is medium when the mean return of this many consecutive episodes is high enough
@@ -83,17 +84,17 @@ def collect(out: Path, *, environment: str, at_least: int, at_most: int, medium_
     return provenance
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance is written to the same name with .json")
-    parser.add_argument("--environment", default="Hopper-v4", help="a gymnasium id with actions in [-1, 1]")
-    parser.add_argument("--at-least", type=int, default=60_000, help="minimum number of steps")
-    parser.add_argument("--at-most", type=int, default=150_000, help="maximum number of steps")
-    parser.add_argument("--medium-return", type=float, default=1_400.0, help="mean return of a medium policy")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print(json.dumps(collect(**vars(options)), indent=2))
+def run(
+    out: Annotated[Path, typer.Argument(help="The HDF5 file to write; its provenance is written to the same name with .json.")],
+    environment: Annotated[str, typer.Option(help="A gymnasium id with actions in [-1, 1].")] = "Hopper-v4",
+    at_least: Annotated[int, typer.Option(help="Minimum number of steps.")] = 60_000,
+    at_most: Annotated[int, typer.Option(help="Maximum number of steps.")] = 150_000,
+    medium_return: Annotated[float, typer.Option(help="Mean return of a medium policy.")] = 1_400.0,
+    seed: Annotated[int, typer.Option(help="Seed of training and episodes.")] = 0,
+) -> None:
+    limits = {"at_least": at_least, "at_most": at_most}
+    print(json.dumps(collect(out, environment=environment, **limits, medium_return=medium_return, seed=seed), indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

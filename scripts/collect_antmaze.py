@@ -25,18 +25,20 @@ y, its velocities, ten times the unit vector to the waypoint). Its last layer gi
 the log std, of a Gaussian that tanh maps to 8 actions. Needs the `d4rl` extra for its ant model.
 """
 
-import argparse
 import importlib.metadata
 import json
 import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from tqdm import tqdm
 
+from pipelines.command_line import main
+from scripts.policy_files import Policy, read_policies
 from scripts.recording import describe_returns, episode_returns, write_recording
 from tap.envs.antmaze import GOAL_RADIUS, AntMaze
 from tap.envs.mazes import MAZES, Cell, Maze
@@ -55,27 +57,9 @@ ULTRA_OPENINGS = ((11, 7), (11, 9))
 ACTION_NOISE = 0.2
 
 
-class GoalPolicy:
-    """A network that walks in a given direction."""
-
-    def __init__(self, weights: Path) -> None:
-        """Raises ValueError where the file is not an .npz file of these arrays."""
-        try:
-            with np.load(weights, allow_pickle=False) as arrays:
-                layers = sum(name.startswith("weight_") for name in arrays)
-                self.layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(layers)]
-                self.log_std = arrays["log_std_weight"], arrays["log_std_bias"]
-        except (OSError, KeyError, ValueError) as error:
-            raise ValueError(f"{weights} does not contain a policy's weights ({error}): see --help for the arrays") from error
-
-    def act(self, observation: np.ndarray, direction: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A sampled action (8,) for an observation (31,) and a direction (2,) of any length above 0."""
-        x = np.concatenate([observation[2:29], 10 * direction / np.linalg.norm(direction)])
-        for weight, bias in self.layers[:-1]:
-            x = np.maximum(0.0, weight @ x + bias)
-        (weight, bias), (std_weight, std_bias) = self.layers[-1], self.log_std
-        std = np.exp(np.clip(std_weight @ x + std_bias, -20, 2))
-        return np.asarray(np.tanh(weight @ x + bias + std * rng.standard_normal(len(std))))
+def act_towards(policy: Policy, observation: np.ndarray, direction: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A sampled action (8,) for an observation (31,) and a direction (2,) of any length above 0."""
+    return policy.act(np.concatenate([observation[2:29], 10 * direction / np.linalg.norm(direction)]), rng)
 
 
 class Guide:
@@ -118,7 +102,9 @@ class Task:
 
 
 def task_of(name: str) -> Task:
-    """The task called `name`, one of TASKS."""
+    """The task called `name`. Raises ValueError where it is not one of TASKS."""
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
     maze_name, _, kind = name.partition("-")
     maze = MAZES[maze_name].opened(*ULTRA_OPENINGS) if maze_name == "ultra" else MAZES[maze_name]
     goals = {"": (maze.goal,), "play": PLAY_GOALS.get(maze_name, ()), "diverse": tuple(maze.free)}[kind]
@@ -129,9 +115,9 @@ def task_of(name: str) -> Task:
 def collect(task: str, out: Path, *, policy: Path, transitions: int, seed: int) -> dict[str, Any]:
     """Collect whole episodes of at least `transitions` rows into `out`, with the provenance beside it; returns the provenance.
 
-    Raises ValueError where the policy's file holds no weights, or the d4rl package is not installed.
+    Raises ValueError for an unknown task, a file without a policy's weights, or where the d4rl package is not installed.
     """
-    spec, walker = task_of(task), GoalPolicy(policy)
+    spec, walker = task_of(task), list(read_policies(policy, 29, 8).values())[-1]
     ant = AntMaze(spec.maze)
     ant.reset(seed=seed)
     target = spec.maze.sample_goal(spec.maze.goal, ant.np_random)
@@ -185,13 +171,13 @@ def reset_to_sampled_task(ant: AntMaze, task: Task) -> None:
     ant.goal = maze.sample_goal(task.goals[rng.integers(len(task.goals))], rng)
 
 
-def walk_to_goal(ant: AntMaze, walker: GoalPolicy, columns: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
+def walk_to_goal(ant: AntMaze, walker: Policy, columns: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
     """Fill the columns (T, ...) of one episode; returns positions (T, 2) after each step, and whether the goal was reached."""
     guide, observation = Guide(ant.maze, ant.goal), ant.observation()
     positions, reached = np.empty((len(columns["actions"]), 2)), False
     for row in range(len(positions)):
         direction = guide.waypoint(observation[:2]) - observation[:2]
-        action = walker.act(observation, direction, ant.np_random) + ACTION_NOISE * ant.np_random.standard_normal(8)
+        action = act_towards(walker, observation, direction, ant.np_random) + ACTION_NOISE * ant.np_random.standard_normal(8)
         row_values = (observation[:29], action.clip(-1, 1), ant.goal, ant.data.qpos, ant.data.qvel)
         for values, column in zip(row_values, columns.values(), strict=True):
             column[row] = values
@@ -201,20 +187,15 @@ def walk_to_goal(ant: AntMaze, walker: GoalPolicy, columns: dict[str, np.ndarray
     return positions, reached
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("out", type=Path, help="the HDF5 file to write; its provenance is written to the same name with .json")
-    parser.add_argument("--policy", type=Path, required=True, help="the .npz file of weights described above")
-    parser.add_argument(
-        "--transitions", type=int, default=1_000_000, help="minimum number of rows; default, as in D4RL: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    try:
-        print(json.dumps(collect(**vars(parser.parse_args())), indent=2))
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from None
+def run(
+    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
+    out: Annotated[Path, typer.Argument(help="The HDF5 file to write; its provenance is written to the same name with .json.")],
+    policy: Annotated[Path, typer.Option(help="The .npz file of weights described above.")],
+    transitions: Annotated[int, typer.Option(min=1, help="Minimum number of rows; the default is D4RL's.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of starts, goals and sampled actions.")] = 0,
+) -> None:
+    print(json.dumps(collect(task, out, policy=policy, transitions=transitions, seed=seed), indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -5,12 +5,14 @@
 For each file, plots the maze that scripts.collect_antmaze recorded in it, and the ant's paths in its first episodes.
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
 import h5py
 import numpy as np
+import typer
 
+from pipelines.command_line import main
 from tap.files import write_atomically
 from tap.reporting.figures import mazes_figure
 from tap.reporting.style import figure_png
@@ -30,16 +32,12 @@ def read_paths(file: Path) -> tuple[str, list[np.ndarray]]:
         return str(data.attrs["maze"]), np.split(data["observations"][: ends[-1], :2], ends[:-1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the PNG file to write")
-    parser.add_argument("files", type=Path, nargs="+", help="one file for each maze, from scripts.collect_antmaze")
-    options = parser.parse_args()
-    try:
-        write_atomically(options.out, figure_png(mazes_figure(dict(map(read_paths, options.files)))))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
+def run(
+    out: Annotated[Path, typer.Argument(help="The PNG file to write.")],
+    files: Annotated[list[Path], typer.Argument(help="One file for each maze, from scripts.collect_antmaze.")],
+) -> None:
+    write_atomically(out, figure_png(mazes_figure(dict(map(read_paths, files)))))
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -166,8 +166,8 @@ def test_a_batch_is_shared_equally_or_not_at_all(params_yaml_with: Callable[...,
 
 
 def test_suites_are_told_by_the_first_word() -> None:
-    names = ["hopper-medium-v2", "pen-human-v0", "antmaze-ultra-play-v0", "ant-medium-v2", "robot"]
-    assert [suite_of(name) for name in names] == ["locomotion", "adroit", "antmaze", "locomotion", "custom"]
+    names = ["hopper-medium-v2", "pen-human-v0", "antmaze-ultra-play-v0", "ant-medium-v2", "stochastic-hopper-expert", "robot"]
+    assert [suite_of(name) for name in names] == ["locomotion", "adroit", "antmaze", "locomotion", "locomotion", "custom"]
 
 
 def test_the_environment_sets_runtime_and_never_params(monkeypatch: pytest.MonkeyPatch) -> None:

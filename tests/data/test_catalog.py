@@ -25,7 +25,7 @@ def test_the_committed_table_says_what_the_d4rl_package_says(monkeypatch: pytest
 
 def test_the_catalog_has_the_papers_datasets_and_their_limits() -> None:
     known = known_datasets()
-    assert len(known) == 20 + 24 + 14 + 1
+    assert len(known) == 20 + 24 + 14 + 1 + 6
     assert (known["ant-random-v2"].environment, known["ant-random-v2"].max_episode_steps) == ("Ant-v4", 1000)
     assert (known["pen-cloned-v1"].environment, known["pen-cloned-v1"].max_episode_steps) == ("AdroitHandPen-v1", 100)
     assert known["door-human-v0"].max_episode_steps == 200
@@ -66,6 +66,7 @@ def test_lookup_applies_overrides() -> None:
         ("hopper-medium-v2", {"source": "d4rl", "path": "my.hdf5"}, ["source: file"]),
         ("hopper-medium-v2", {"source": "bundled"}, ["not bundled"]),
         ("antmaze-ultra-play-v0", {}, ["datasets.antmaze-ultra-play-v0.fetch.path"]),
+        ("stochastic-hopper-expert", {}, ["docs/d4rl.md", "datasets.stochastic-hopper-expert.fetch.path"]),
         ("hopper-medium-replay", {"source": "d4rl"}, ["no download address"]),
         ("mine", {"path": "my.hdf5", "max_episode_steps": 10, "reference_min_score": 1.0}, ["reference_max_score"]),
         ("hopper-medium-v2", {"reference_max_score": -100.0}, ["min below max"]),

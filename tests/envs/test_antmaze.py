@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from scripts.collect_antmaze import PLAY_GOALS, GoalPolicy, Guide
+from scripts.collect_antmaze import PLAY_GOALS, Guide, act_towards
+from scripts.policy_files import read_policies
 from tap.data.catalog import d4rl_file
 from tap.envs.antmaze import AntMaze, ant_xml
 from tap.envs.mazes import MAZES
@@ -156,13 +157,14 @@ def test_a_recording_of_another_implementation_is_reproduced(extra_data: Path, t
 
 
 def test_the_policy_that_collected_d4rls_data_reaches_goals(extra_data: Path) -> None:
-    policy, env, reached = GoalPolicy(extra_data / "policies/antmaze-goal-direction.npz"), AntMaze("umaze"), 0
+    (policy,) = read_policies(extra_data / "policies/antmaze-goal-direction.npz", 29, 8).values()
+    env, reached = AntMaze("umaze"), 0
     for seed in range(3):
         observation, _ = env.reset(seed=seed)
         guide = Guide(env.maze, env.goal)
         for _ in range(700):
             direction = guide.waypoint(observation[:2]) - observation[:2]
-            observation, _, terminated, _, _ = env.step(policy.act(observation, direction, env.np_random))
+            observation, _, terminated, _, _ = env.step(act_towards(policy, observation, direction, env.np_random))
             if terminated:
                 reached += 1
                 break

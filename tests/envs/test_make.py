@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tap.data.catalog import DatasetInfo
+from tap.data.catalog import DatasetInfo, known_datasets
 from tap.data.score import normalized_score
 from tap.envs.make import get_state, make_environment, set_state, versions
 
@@ -21,6 +21,7 @@ TASKS = {
     "hammer": ("AdroitHandHammer-v1", 200, -274.856578, 12794.134825156867, -275.4),
     "relocate": ("AdroitHandRelocate-v1", 200, -6.425911, 4233.877797728884, -4.5),
 }
+STOCHASTIC = ("stochastic-hopper-expert", "stochastic-walker2d-expert")
 
 
 def dataset(task, **changes):
@@ -96,9 +97,9 @@ def test_observations_are_d4rls():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("task", [*TASKS, "antmaze"])
+@pytest.mark.parametrize("task", [*TASKS, "antmaze", *STOCHASTIC])
 def test_state_round_trip(task):
-    info = antmaze() if task == "antmaze" else dataset(task)
+    info = antmaze() if task == "antmaze" else known_datasets()[task] if task in STOCHASTIC else dataset(task)
     env, other, rng = make_environment(info), make_environment(info), np.random.default_rng(1)
 
     def follow(env, actions):

@@ -34,6 +34,7 @@ def test_every_d4rl_dataset_has_an_id() -> None:
         ("hopper-medium-v2", 11, 3, 1000, -20.272305, 3234.3),
         ("ant-random-v2", 27, 8, 1000, -325.6, 3879.7),
         ("door-cloned-v0", 39, 28, 200, -56.512833, 2880.5693087298737),
+        ("stochastic-walker2d-medium-replay", 17, 6, 1000, 1.629008, 4592.3),
         ("antmaze-umaze-v0", 31, 8, 700, 0, 1),
         ("antmaze-ultra-play-v0", 31, 8, 2000, 0, 1),
     ],

@@ -67,6 +67,7 @@ def test_the_papers_number_needs_the_paper_dataset() -> None:
         ("hopper-medium-replay-v2", "recollected"),
         ("hopper-medium-replay", "d4rl"),
         ("hopper-medium-replay-v1", "d4rl"),
+        ("stochastic-hopper-medium-replay", "file"),
     ]:
         assert paper_scores(dataset, source) == {}
 
@@ -76,4 +77,5 @@ def test_another_version_is_the_same_task_and_another_name_is_not() -> None:
     assert paper_dataset("hopper-medium-replay") == "hopper-medium-replay-v2"
     assert paper_dataset("hopper-medium-v2") == "hopper-medium-v2"
     assert paper_dataset("antmaze-umaze-v2") is None
+    assert paper_dataset("stochastic-hopper-medium-replay") is None
     assert paper_dataset("my-point") is None

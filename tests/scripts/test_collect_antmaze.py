@@ -118,6 +118,8 @@ def test_mistakes_end_with_one_message_and_mazes_are_plotted(policy: Path, tmp_p
     wrong = run("scripts.collect_antmaze", "umaze", out, "--policy", str(tmp_path / "other.npz"))
     assert wrong.returncode == 1 and "other.npz does not contain a policy's weights" in wrong.stderr
     assert "Traceback" not in wrong.stderr and not Path(out).exists()
+    with pytest.raises(ValueError, match="unknown task 'huge-play': choose one of umaze, umaze-diverse, "):
+        collect("huge-play", Path(out), policy=policy, transitions=1, seed=0)
     collect("umaze", Path(out), policy=policy, transitions=1, seed=0)
     plotted = run("scripts.plot_mazes", str(tmp_path / "maze.png"), out)
     assert plotted.returncode == 0 and (tmp_path / "maze.png").read_bytes().startswith(b"\x89PNG")

@@ -82,7 +82,7 @@ class ModelRow:
 def promote(dataset: str, params_path: Path) -> Decision:
     """Make the best seed of a dataset's evaluations the challenger, and champion where the evidence is for it.
 
-    Raises ValueError where a seed of params.yaml is not evaluated or not registered, or where seeds differ in recipe or
+    Raises ValueError if a seed of params.yaml is not evaluated or not registered, or where seeds differ in recipe or
     protocol: then there is nothing to decide on.
     """
     name = model_name(dataset)
@@ -114,7 +114,7 @@ def promote(dataset: str, params_path: Path) -> Decision:
 
 
 def rollback(dataset: str) -> Decision:
-    """Move the alias champion back to the previous champion. Raises ValueError where none exists or it fails its load test."""
+    """Move the alias champion back to the previous champion. Raises ValueError if none exists or it fails its load test."""
     name = model_name(dataset)
     with open_registry(Runtime().tracking_uri) as registry:
         champion = registry.alias(name, CHAMPION)
@@ -162,7 +162,7 @@ def _row(version: Version, aliases: list[str]) -> ModelRow:
 
 def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -> dict[Path, Version]:
     """The registered version of each seed of params.yaml, by its metrics file."""
-    load_params(params_path, dataset)  # raises ValueError where the dataset is not listed
+    load_params(params_path, dataset)  # raises ValueError if the dataset is not listed
     found = {}
     for seed in read_params_file(params_path).seeds:
         path = metrics_path(DATA, "evaluate", instance_key(dataset, seed))
@@ -182,7 +182,7 @@ def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -
 
 
 def _missing_evidence(version: Version) -> str | None:
-    """What a version lacks to be compared with others, in a sentence; None where it lacks nothing."""
+    """What a version lacks to be compared with others, in a sentence; None if it lacks nothing."""
     if missing := [key for key in EVIDENCE if key not in version.tags]:
         return f"version {version.version} has no {' and no '.join(missing)} on record"
     scores = _scores(version)
@@ -220,7 +220,7 @@ def _compare(registry: Registry, versions: list[Version], best: Version, champio
 
 
 def _incomparable(best: Version, champion: Version) -> str | None:
-    """Why the champion's scores are not comparable with the challenger's, and the remedy; None where they are."""
+    """Why the champion's scores are not comparable with the challenger's, and the remedy; None if they are."""
     remove = f"remove its alias on MLflow's page of {champion.name}"
     if missing := _missing_evidence(champion):
         return f"champion {missing}: {remove}"
@@ -254,7 +254,7 @@ def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:
 
 
 def _load_test_failure(registry: Registry, version: Version) -> str | None:
-    """Why a version fails its load test; None where it loads, repeats its recorded actions and keeps its latency budget."""
+    """Why a version fails its load test; None if it loads, repeats its recorded actions and keeps its latency budget."""
     name, tags = f"version {version.version}", version.tags
     if missing := [key for key in ("example_actions", "latency_budget_ms") if key not in tags]:
         return f"{name} has no {' and no '.join(missing)} on record for a load test"

@@ -232,7 +232,7 @@ class Evaluation(Provenance):
     latent_step: int
     window_length: int
     recipe: str = ""  # a digest of all that decides a score but seed and code; empty in files of early versions
-    runs: dict[str, str | None]  # run ids by stage; None where a model came without its lineage
+    runs: dict[str, str | None]  # run ids by stage; None if a model came without its lineage
     git_commit: str  # "unknown" outside a git repository
     ablation: Absent[str] = None
 

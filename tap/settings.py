@@ -115,7 +115,7 @@ class FitParams(Section):
     checkpoint_every: PositiveInt
 
     def batch_size_per_process(self, world_size: int) -> int:
-        """The local batch; raises ValueError where the global one cannot be shared equally."""
+        """The local batch; raises ValueError if the global one cannot be shared equally."""
         if self.batch_size % world_size:
             raise ValueError(
                 f"fit.batch_size {self.batch_size} is not divisible by the world size {world_size}: change one of them"

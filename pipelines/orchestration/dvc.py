@@ -62,7 +62,7 @@ MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
     """Every stage to run for `datasets` and `seeds` (None: all of params.yaml), each after what it builds on.
 
-    Raises ValueError where params.yaml does not list one of them, since DVC knows only what stands there.
+    Raises ValueError if params.yaml does not list one of them, since DVC knows only what stands there.
     """
     file = read_params_file(PARAMS)
     chosen = [PARAMS_STAGE]
@@ -92,7 +92,7 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
     """Those whose command, params, inputs or outputs changed since their last run, and all that build on them.
 
     The stage `params` runs first, where it is stale: the others depend on its files. One `dvc status` for all takes as long as
-    the `dvc repro` of a single fresh stage. Raises ValueError where params are faulty, or DVC refuses.
+    the `dvc repro` of a single fresh stage. Raises ValueError if params are faulty, or DVC refuses.
     """
     if PARAMS_STAGE in chosen:
         _resolve_params()

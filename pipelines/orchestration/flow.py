@@ -104,7 +104,7 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
 
 
 def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool) -> None:
-    """What `tap run` does: the flow, unless everything is up to date. Raises ValueError where a stage fails."""
+    """What `tap run` does: the flow, unless everything is up to date. Raises ValueError if a stage fails."""
     chosen = instances(datasets, seeds)
     if not stale(chosen):
         print(f"All {len(chosen)} stages are up to date.\n\n{conclude(chosen, promote)}")

@@ -29,7 +29,7 @@ def offer(gpus: Sequence[str], runs_each: int) -> dict[str, str]:
 def take(count: int) -> Iterator[dict[str, str]]:
     """Wait for `count` GPUs; the environment for stages that use them, or one without GPUs where the worker has none.
 
-    Raises ValueError where the worker has fewer than `count`.
+    Raises ValueError if the worker has fewer than `count`.
     """
     gpus = [gpu for gpu in os.environ.get(GPUS, "").split(",") if gpu]
     if not gpus:

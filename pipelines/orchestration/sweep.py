@@ -228,7 +228,7 @@ def _start(dataset: str, seed: int, commit: str, pool: Pool, gpus: int, parent_r
 
 
 def _collect(chosen: Sequence[Instance], combinations: Sequence[Combination], promote: bool) -> bool:
-    """Restore the results of the completed combinations here, promote and summarize them; False where the restore failed."""
+    """Restore the results of the completed combinations here, promote and summarize them; False if the restore failed."""
     done = {(each.dataset, each.seed) for each in combinations if each.done}
     restored = [i for i in chosen if i.stage in ("fetch", "report") or (i.dataset, i.seed) in done] if done else []
     if restored and not restore(restored, return_state=True).is_completed():
@@ -248,7 +248,7 @@ def restore(chosen: Sequence[Instance]) -> State[Any]:
 
 
 def _commit() -> str:
-    """The commit for the workers. Raises ValueError where this folder has uncommitted changes."""
+    """The commit for the workers. Raises ValueError if this folder has uncommitted changes."""
     commit, dirty = tracking.git_state()
     if dirty:
         raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run a commit, so commit first")
@@ -325,7 +325,7 @@ def run(
     promote: bool,
     remote: str | None,
 ) -> None:
-    """The command `tap sweep`. Raises ValueError where a combination fails."""
+    """The command `tap sweep`. Raises ValueError if a combination fails."""
     require_server()
     if remote:
         use_remote(Path(), remote)

@@ -32,7 +32,7 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
     """Create or update the clone in `folder`, then work for `pool` until Ctrl-C; returns the exit code of Prefect's worker.
 
     `git` is the source of commits; by default the origin of this folder's project, or this folder where it has none. `remote`
-    is the DVC remote; by default this folder's. Raises ValueError where one of them cannot be used.
+    is the DVC remote; by default this folder's. Raises ValueError if one of them cannot be used.
     """
     if pool not in POOLS:
         raise ValueError(f"pool: {pool!r} is unknown: choose from {', '.join(POOLS)}")
@@ -59,7 +59,7 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
 
 
 def require_server() -> None:
-    """Raises ValueError where no Prefect server is configured."""
+    """Raises ValueError if no Prefect server is configured."""
     if not PREFECT_API_URL.value():
         raise ValueError(
             "no Prefect server is configured: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api"
@@ -67,7 +67,7 @@ def require_server() -> None:
 
 
 def require_workers(deployment: str, pool: str) -> None:
-    """Raises ValueError where a deployment does not exist, since no worker has ever been started."""
+    """Raises ValueError if a deployment does not exist, since no worker has ever been started."""
     with get_client(sync_client=True) as client:
         try:
             client.read_deployment_by_name(deployment)
@@ -78,7 +78,7 @@ def require_workers(deployment: str, pool: str) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """This machine's GPUs as values for CUDA_VISIBLE_DEVICES. Raises ValueError where there are none."""
+    """This machine's GPUs as values for CUDA_VISIBLE_DEVICES. Raises ValueError if there are none."""
     import torch  # slow to load
 
     if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -107,7 +107,7 @@ def use_remote(folder: Path, remote: str) -> None:
 
 
 def require_remote() -> str:
-    """The URL of this folder's default DVC remote. Raises ValueError where there is none."""
+    """The URL of this folder's default DVC remote. Raises ValueError if there is none."""
 
     def config(key: str) -> str:
         command = [sys.executable, "-m", "dvc", "config", key]
@@ -129,7 +129,7 @@ def _origin() -> str:
 def enter_clone() -> dict[str, str]:
     """Prefect's pull step: check out the commit TAP_COMMIT, by default the origin's newest, in the worker's clone.
 
-    Raises ValueError where the clone's origin does not have the commit.
+    Raises ValueError if the clone's origin does not have the commit.
     """
     folder = os.environ[CLONE]
     _git("-C", folder, "fetch", "--quiet", "--tags", "origin")

@@ -51,7 +51,7 @@ def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
 
 
 def check_environment(info: DatasetInfo, observation_dim: int, action_dim: int) -> None:
-    """Raise ValueError where the environment to evaluate in has other dimensions than the data, or cannot be made.
+    """Raise ValueError if the environment to evaluate in has other dimensions than the data, or cannot be made.
 
     A dataset without environment passes.
     """

@@ -46,7 +46,7 @@ class StageParams(Section):
 
     @classmethod
     def read(cls, dataset: str, ablation: str | None = None) -> Self:
-        """Read the file. Raises ValueError where the stage `params` has not written it."""
+        """Read the file. Raises ValueError if the stage `params` has not written it."""
         if "DVC_STAGE" not in os.environ:  # DVC runs the stage `params` first; a stage that is run by hand does so here
             run()
         path = cls.path(dataset, ablation)

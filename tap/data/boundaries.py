@@ -69,7 +69,7 @@ class Boundaries:
 
 
 def find_boundaries(table: Table, info: DatasetInfo, fetch: FetchParams) -> Boundaries:
-    """Where each episode begins and ends, by the rules above. Raises ValueError where a boundary must be missing."""
+    """Where each episode begins and ends, by the rules above. Raises ValueError if a boundary must be missing."""
     terminals, timeouts = table.read_flags("terminals"), table.read_flags("timeouts")
     jumps = _jumps(table, info, fetch, terminals | timeouts)
     if info.suite == "antmaze":
@@ -137,7 +137,7 @@ def _distances(observations: np.ndarray, suite: Suite) -> np.ndarray:
 
 
 def _usual_steps(table: Table, flagged: np.ndarray) -> np.ndarray | None:
-    """How far each dimension (O,) moves at most in 99 % of the steps from unflagged rows; None where all are flagged."""
+    """How far each dimension (O,) moves at most in 99 % of the steps from unflagged rows; None if all are flagged."""
     ordinary = table.num_rows - 1 - int(flagged[:-1].sum())
     if not ordinary:
         return None
@@ -162,7 +162,7 @@ def _resets(observations: np.ndarray, usual: np.ndarray) -> np.ndarray:
 
 
 def _check_lengths(boundaries: Boundaries, table: Table, info: DatasetInfo, fetch: FetchParams) -> None:
-    """Raise ValueError where an episode is so long that it must miss a boundary."""
+    """Raise ValueError if an episode is so long that it must miss a boundary."""
     limit, lengths = info.max_episode_steps, boundaries.lengths
     jumps = info.suite in ("adroit", "antmaze") or fetch.max_jump is not None or "next_observations" in table.columns
     too_long = np.flatnonzero(lengths > (LONGEST * limit if jumps else limit))

@@ -74,7 +74,7 @@ def d4rl_facts() -> tuple[dict[str, str], dict[str, float], dict[str, float]]:
 
 
 def d4rl_file(name: str) -> Path | None:
-    """Where a file of the installed d4rl package lies, without importing d4rl; None where it is not installed."""
+    """Where a file of the installed d4rl package lies, without importing d4rl; None if it is not installed."""
     try:
         files = importlib.metadata.files("d4rl") or []
     except importlib.metadata.PackageNotFoundError:
@@ -85,7 +85,7 @@ def d4rl_file(name: str) -> Path | None:
 def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     """Facts about `dataset`: the catalog's, overridden by what `fetch` sets.
 
-    Raises ValueError where the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.
+    Raises ValueError if the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.
     """
     key = f"datasets.{dataset}.fetch"
     info = known_datasets().get(dataset)

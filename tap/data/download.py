@@ -22,7 +22,7 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
     """The dataset's file on this machine, downloaded into the folder `shared` where that is its source and it is not there yet.
 
     The digest of a downloaded file is recorded in `lock` when first seen, and must be the same ever after.
-    Raises ValueError where the file is missing, cannot be downloaded, or its digest is not the recorded one.
+    Raises ValueError if the file is missing, cannot be downloaded, or its digest is not the recorded one.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
@@ -51,7 +51,7 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
 
 
 def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
-    """Record the file's digest in `lock` where it has none; raise ValueError where it is incomplete or has another digest."""
+    """Record the file's digest in `lock` where it has none; raise ValueError if it is incomplete or has another digest."""
     try:
         h5py.File(file).close()  # finds a web page, or what another program's broken download left
     except OSError as error:

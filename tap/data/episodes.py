@@ -26,7 +26,7 @@ class Episodes:
     def load(cls, folder: Path) -> Self:
         """What `save_episodes` wrote to data/raw/DATASET/episodes, memory-mapped and read-only.
 
-        Raises ValueError where a file is missing or damaged.
+        Raises ValueError if a file is missing or damaged.
         """
         remedy = f"get the dataset again with `dvc repro --force fetch@{folder.parent.name}`"
         arrays: dict[str, np.ndarray] = {}

@@ -53,7 +53,7 @@ class Table:
         return values.astype(bool) if key in FLAGS else values
 
     def read_flags(self, key: str) -> np.ndarray:
-        """All of `terminals` or `timeouts` (N,) bool; False where the file has no such column."""
+        """All of `terminals` or `timeouts` (N,) bool; False if the file has no such column."""
         flags = np.zeros(self.num_rows, bool)
         if key in self.columns:
             for rows in row_chunks(self.num_rows):
@@ -79,7 +79,7 @@ class Table:
 
 @contextmanager
 def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
-    """Open a dataset's file. Raises ValueError where it cannot be read, lacks a key, or has keys of the wrong shapes."""
+    """Open a dataset's file. Raises ValueError if it cannot be read, lacks a key, or has keys of the wrong shapes."""
     try:
         file = h5py.File(path)
     except OSError as error:
@@ -114,7 +114,7 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
 
 
 def _check_shapes(columns: Mapping[str, h5py.Dataset], path: Path) -> str:
-    """The shapes in words. Raises ValueError where a column is not a table of numbers, or has another number of rows."""
+    """The shapes in words. Raises ValueError if a column is not a table of numbers, or has another number of rows."""
     shapes = ", ".join(f"{key} {item.shape}" for key, item in columns.items())
     for key, item in columns.items():
         wide = key in SCALARS and item.shape[1:] not in ((), (1,))

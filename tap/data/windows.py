@@ -180,7 +180,7 @@ class Normalizer:
         return self._tensors[device]
 
     def to_json(self) -> dict[str, Any]:
-        """The statistics as lists, min and max None where the Normalizer was not fitted."""
+        """The statistics as lists, min and max None if the Normalizer was not fitted."""
         values = {"mean": self.mean, "std": self.std, "min": self.min, "max": self.max}
         return {name: None if value is None else value.tolist() for name, value in values.items()}
 

@@ -35,7 +35,7 @@ SMALLEST_ERROR = 1e-12  # an error of zero has no place on a logarithmic axis
 
 
 def read_curves(path: Path) -> Curves:
-    """The columns of a file of training curves. Raises ValueError where it is not a table of numbers."""
+    """The columns of a file of training curves. Raises ValueError if it is not a table of numbers."""
     try:
         with path.open(newline="") as file:
             header, *lines = csv.reader(file)

@@ -33,7 +33,7 @@ from tap.results import Diagnosis, TrainingMetrics, ValidationReport
 def write_report(data: Path, out: Path) -> Path:
     """Read what the stages wrote under `data`, write `out`/index.html, results.md and the PNG files; returns the page's path.
 
-    Raises ValueError where nothing has been evaluated yet, and where a file is not valid.
+    Raises ValueError if nothing has been evaluated yet, and where a file is not valid.
     """
     evaluations = load_evaluations(data)
     rows = table_rows(evaluations)

@@ -26,7 +26,7 @@ SOURCES = {
 def load_evaluations(data: Path) -> list[Evaluation]:
     """All evaluations and ablations under `data`/metrics, by dataset, ablation and seed.
 
-    Raises ValueError where there is no evaluation, or with the name of a file that is not valid.
+    Raises ValueError if there is no evaluation, or with the name of a file that is not valid.
     """
     metrics = data / "metrics"
     found = [Evaluation.read(path) for path in [*metrics.glob("evaluate/*.json"), *metrics.glob("ablations/*.json")]]

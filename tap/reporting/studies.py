@@ -165,7 +165,7 @@ def column_means(comparisons: Sequence[Comparison]) -> tuple[list[Estimate], lis
 
 
 def study_table(study: Study, bases: Sequence[Row]) -> Table | None:
-    """The study's table, with the paper's line below each dataset's; None where no dataset has an ablation of it."""
+    """The study's table, with the paper's line below each dataset's; None if no dataset has an ablation of it."""
     columns, comparisons = compare(study, bases)
     if not comparisons:
         return None

@@ -167,7 +167,7 @@ DEPARTURES = {
 
 
 def departures_table(bases: Sequence[Row]) -> Table | None:
-    """Each departure against its base, with the paired difference; None where none was run."""
+    """Each departure against its base, with the paired difference; None if none was run."""
     lines = [
         _departure(f"{name}: {words}", row, base)
         for name, words in DEPARTURES.items()

@@ -189,7 +189,7 @@ class Delivery:
 
 
 def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
-    """The response to a request; None where it fails with one of these MLflow error codes."""
+    """The response to a request; None if it fails with one of these MLflow error codes."""
     try:
         return request()
     except MlflowException as error:
@@ -199,7 +199,7 @@ def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
 
 
 def unless_missing(request: Callable[[], T]) -> T | None:
-    """The response to a request; None where the requested object does not exist."""
+    """The response to a request; None if the requested object does not exist."""
     return unless(MISSING, request)
 
 

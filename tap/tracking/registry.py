@@ -141,7 +141,7 @@ class Registry:
         return time
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """The decisions about a registered model, oldest first; empty where the model does not exist."""
+        """The decisions about a registered model, oldest first; empty if the model does not exist."""
         model = unless_missing(lambda: self._client.get_registered_model(name))
         return [json.loads(value) for key, value in sorted(model.tags.items()) if key.startswith(DECISION)] if model else []
 

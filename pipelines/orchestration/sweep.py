@@ -60,7 +60,7 @@ class StageFailed(Exception):
 def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | None = None) -> State[Any]:
     """One dataset and seed on a worker: results in the DVC remote are restored, all others computed and pushed there.
 
-    Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the id of the sweep's run.
+    Its training shares `gpus` GPUs, if the worker has any. `parent_run` is the id of the sweep's run.
     """
     end_with_worker()
     flow_run, params = str(runtime.flow_run.id), load_params(PARAMS, dataset)
@@ -180,7 +180,7 @@ def sweep(
     gpus: int = 1,
     promote: bool = True,
 ) -> State[Any]:
-    """Every one of `datasets` and `seeds` (None: all of params.yaml) by the workers of `pool`, at the commit checked out here.
+    """Run every one of `datasets` and `seeds` (None: all of params.yaml) on the workers of `pool`, at the commit checked out.
 
     Combinations that an earlier sweep of this commit has started are taken over; completed ones are restored.
     """
@@ -251,7 +251,7 @@ def _commit() -> str:
     """The commit for the workers. Raises ValueError if this folder has uncommitted changes."""
     commit, dirty = tracking.git_state()
     if dirty:
-        raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run a commit, so commit first")
+        raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run commits, so commit first")
     return commit
 
 
@@ -329,7 +329,7 @@ def run(
     require_server()
     if remote:
         use_remote(Path(), remote)
-    # The flow checks the same, but its errors come with a traceback.
+    # The flow makes the same checks, but its errors come with a traceback.
     require_remote()
     instances(datasets, seeds)
     _commit()

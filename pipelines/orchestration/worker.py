@@ -1,6 +1,6 @@
 """A worker: a clone of the project on a machine, in which the flow runs of a Prefect work pool are executed.
 
-Code comes by git commit, data and results come from the DVC remote with its run cache. One worker has one clone and runs one
+Code comes from a git commit, data and results from the DVC remote with its run cache. One worker has one clone and runs one
 flow at a time, since two `dvc repro` cannot share a clone; a machine with four GPUs gets four workers.
 """
 
@@ -24,7 +24,7 @@ from pipelines.orchestration import gpus, process
 CLONE, COMMIT = "TAP_CLONE", "TAP_COMMIT"
 POOLS = ("gpu", "cpu", "control")
 DVC_REMOTE = "team"
-HEARTBEAT = 30  # seconds, Prefect's minimum; without it `tap reap` takes the worker for lost
+HEARTBEAT = 30  # seconds, Prefect's minimum; without heartbeats, `tap reap` considers the worker lost
 POLL = 5  # seconds between two requests for work
 
 
@@ -67,7 +67,7 @@ def require_server() -> None:
 
 
 def require_workers(deployment: str, pool: str) -> None:
-    """Raises ValueError if a deployment does not exist, since no worker has ever been started."""
+    """Raises ValueError if a deployment does not exist, which means that no worker was ever started."""
     with get_client(sync_client=True) as client:
         try:
             client.read_deployment_by_name(deployment)
@@ -103,7 +103,7 @@ def use_remote(folder: Path, remote: str) -> None:
     command = [sys.executable, "-m", "dvc", "remote", "add", "--local", "--force", "--default", DVC_REMOTE, url]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode:
-        raise ValueError(f"{remote}: DVC refuses it as a remote: {result.stderr.strip()}")
+        raise ValueError(f"{remote}: DVC rejects it as a remote: {result.stderr.strip()}")
 
 
 def require_remote() -> str:
@@ -114,7 +114,7 @@ def require_remote() -> str:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     if not (name := config("core.remote")):
-        raise ValueError("no DVC remote is set here: set one by --remote, a folder or a URL like s3://bucket/path")
+        raise ValueError("no DVC remote is set here: set one with --remote, a folder or a URL like s3://bucket/path")
     return config(f"remote.{name}.url")
 
 
@@ -143,7 +143,7 @@ def enter_clone() -> dict[str, str]:
 
 
 def end_with_worker() -> None:
-    """In a worker's child process, kill it once the worker is gone, so that `reap` can give its run to another worker."""
+    """In a worker's child process, kill the process once the worker is gone, so that `reap` can return its run to the pool."""
     if CLONE not in os.environ:
         return
     worker = os.getppid()

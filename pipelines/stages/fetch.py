@@ -1,4 +1,4 @@
-"""Stage fetch: a dataset's HDF5 file, downloaded if needed -> data/raw/DATASET: its episodes as arrays, and a validation report.
+"""Stage fetch: a dataset's HDF5 file, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
 
 Example: python -m pipelines.stages.fetch hopper-medium-replay
 """

@@ -14,7 +14,7 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error, which is None if the mean is of one value."""
+    """A mean and its standard error, which is None for the mean of a single value."""
 
     mean: float
     standard_error: float | None

@@ -32,7 +32,7 @@ Environment = gymnasium.Env[np.ndarray, np.ndarray]
 class State:
     """A simulator's state, as the seed of its last reset and the actions since.
 
-    Replaying them restores everything an environment holds: the solver's warm start, a randomised body, a step counter.
+    Replaying them restores everything in an environment: the solver's warm start, a randomised body, a step counter.
     """
 
     seed: int
@@ -87,7 +87,7 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
 
     Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
     "d4rl" is D4RL's own environment. `options`, such as render_mode, are passed to `gymnasium.make`.
-    Raises ValueError if the simulator does not exist, or where its observations or actions are not flat boxes of floats.
+    Raises ValueError if the simulator does not exist, or if its observations or actions are not flat boxes of floats.
     """
     environment = require_environment(info)
     mujoco.set_mju_user_warning(_log_mujoco_warning)

@@ -1,4 +1,4 @@
-"""Rollouts of a planner in simulators, and the measurements taken along the way (paper, section 4).
+"""Rollouts of a policy in simulators, and what is measured in them (paper, section 4).
 
 Shapes: E episodes, N episodes still running, H plan steps, O observation, A action.
 """

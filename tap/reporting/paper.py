@@ -19,7 +19,7 @@ from typing import Literal
 
 from tap.estimates import Estimate
 
-SAME_DATA = ("d4rl", "file")  # sources that can hold the paper's own data under its dataset's id
+SAME_DATA = ("d4rl", "file")  # sources that can be the paper's own data under its dataset's id
 
 
 @cache

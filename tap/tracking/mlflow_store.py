@@ -1,6 +1,6 @@
 """MLflow's store: the connection to it, and the delivery of records to it.
 
-In an outage of the tracking server a delivery raises what MLflow raises, and its next attempt continues where this one failed.
+In an outage of the tracking server a delivery raises what MLflow raises, and the next attempt continues where it failed.
 """
 
 import fcntl
@@ -149,7 +149,7 @@ class Delivery:
 
     @staticmethod
     def _ended_after(run: Run, event: Mapping[str, Any]) -> bool:
-        """Whether the stored end is later, as where another machine took the run over from a lost one."""
+        """Whether the stored end is later, as when another machine took the run over from a lost one."""
         return run.info.end_time is not None and run.info.end_time > event["time"]
 
     def _log_model(self, client: MlflowClient) -> None:

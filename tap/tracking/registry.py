@@ -101,11 +101,11 @@ class Registry:
         return unless_missing(lambda: Version.of(self._client.get_model_version(name, version)))
 
     def alias(self, name: str, alias: str) -> Version | None:
-        """The version that an alias points at."""
+        """The version that an alias points to."""
         return unless_missing(lambda: Version.of(self._client.get_model_version_by_alias(name, alias)))
 
     def set_alias(self, version: Version, alias: str) -> None:
-        """Point an alias at a version."""
+        """Make an alias point to a version."""
         self._client.set_registered_model_alias(version.name, alias, version.version)
 
     def set_tags(self, version: Version, tags: Mapping[str, Any]) -> None:

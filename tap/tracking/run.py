@@ -1,9 +1,9 @@
-"""Runs: one for each training, evaluation and sweep, tracked in MLflow.
+"""Runs: one for each training, evaluation, diagnosis and sweep, tracked in MLflow.
 
 An outage of the tracking server never stops or slows a stage: a run writes to a record in the outbox (outbox.py), a thread
 delivers the record to MLflow (mlflow_store.py), and what is not delivered when the run ends waits for `tap sync`.
 
-A run is identified by a key of this project, which is the tag `run_key` in MLflow.
+A run is identified by a key made by this project, the tag `run_key` in MLflow.
 """
 
 import importlib.metadata
@@ -138,7 +138,7 @@ class Run:
 
 
 def _monitors() -> list[Any]:
-    """MLflow's monitors of this machine's parts. Its SystemMetricsMonitor of them all stops for good in an outage."""
+    """MLflow's monitors of this machine's parts. SystemMetricsMonitor, which combines them, stops permanently in an outage."""
     monitors: list[Any] = []
     for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
         with suppress(Exception):  # this machine has no such part
@@ -220,7 +220,7 @@ def _killed(outbox: Path, dvc_stage: str, except_key: str) -> list[Record]:
             if record := Record.take(folder):
                 record.end_if_killed()
                 found.append(record)
-        except (ValueError, OSError) as error:  # `tap sync` fails by it; a stage must not
+        except (ValueError, OSError) as error:  # an error of `tap sync`, but only a warning of a stage
             logger.warning("%s", error)
             if record:
                 record.close()
@@ -288,7 +288,7 @@ def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
 
 
 def page(tracking_uri: str, key: str) -> str | None:
-    """The URL of a run's page in MLflow; None if the store is no server, is down, or does not have the run yet."""
+    """The URL of a run's page in MLflow; None if the store is not a server, is down, or does not have the run yet."""
     if not tracking_uri.startswith("http"):
         return None
     try:

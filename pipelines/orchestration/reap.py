@@ -1,7 +1,7 @@
 """Lost workers: without `reap` the run of a machine that is gone would stay Running in Prefect forever.
 
 A run's process sends Prefect a heartbeat every 30 seconds. A run without one for `after` seconds is returned to its work pool,
-where another worker takes it. The new worker continues from the results in the DVC remote, and from the last checkpoint where
+where another worker takes it. The new worker continues from the results in the DVC remote, and from the last checkpoint if
 TAP_CHECKPOINTS is a folder that both workers can read.
 """
 

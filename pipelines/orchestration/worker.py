@@ -31,7 +31,7 @@ POLL = 5  # seconds between two requests for work
 def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per_gpu: int) -> int:
     """Create or update the clone in `folder`, then work for `pool` until Ctrl-C; returns the exit code of Prefect's worker.
 
-    `git` is the source of commits; by default the origin of this folder's project, or this folder where it has none. `remote`
+    `git` is the source of commits; by default the origin of this folder's project, or this folder if it has none. `remote`
     is the DVC remote; by default this folder's. Raises ValueError if one of them cannot be used.
     """
     if pool not in POOLS:
@@ -119,7 +119,7 @@ def require_remote() -> str:
 
 
 def _origin() -> str:
-    """The origin of the clone in this folder; this folder where it has none."""
+    """The origin of the clone in this folder; this folder if it has none."""
     try:
         return _git("remote", "get-url", "origin")
     except ValueError:

@@ -32,7 +32,7 @@ class Picture:
     caption: str
     alt: str
     figure: Figure
-    wide: bool = False  # takes the page's whole width
+    wide: bool = False  # as wide as the page
 
 
 def dataset_pictures(

@@ -287,8 +287,8 @@ def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, ti
 @pytest.mark.parametrize(
     ("tag", "reason"),
     [
-        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not return the actions for its example"),
-        ({"example_actions": "[[0, 0, 0]]"}, "does not return the actions for its example"),
+        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not return the actions that it returned for its example"),
+        ({"example_actions": "[[0, 0, 0]]"}, "does not return the actions that it returned for its example"),
         ({"latency_budget_ms": 1e-3}, "ms per decision here, more than its budget of 0.001 ms"),
     ],
 )

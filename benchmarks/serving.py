@@ -42,7 +42,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
             url = f"http://127.0.0.1:{port}"
             while not answers(url):
                 if server.poll() is not None:
-                    raise RuntimeError("the server ended by itself; its output above says why")
+                    raise RuntimeError("the server exited; see its output above")
                 time.sleep(0.1)
             return {f"{clients}_clients": with_clients(url, clients, seconds) for clients in CLIENTS}
 

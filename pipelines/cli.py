@@ -1,4 +1,4 @@
-"""The `tap` command. Each command imports what it needs when it runs, so that `tap --help` answers at once."""
+"""The `tap` command. Each command imports what it needs when it runs, so that `tap --help` is fast."""
 
 import math
 import os
@@ -19,39 +19,39 @@ from pipelines.orchestration import process
 PARAMS = Path("params.yaml")
 
 
-sys.path.insert(0, "")  # an environment's module may lie in the project's folder, as for `python -m`
+sys.path.insert(0, "")  # an environment's module may be in the project's folder, as with `python -m`
 app = App(
     no_args_is_help=True,
     help="""TAP, the Trajectory Autoencoding Planner: learn to act from a file of recorded trajectories.
 
     `tap run` does everything that params.yaml lists: it gets and checks the data, trains, evaluates in simulation, writes the
-    report, and promotes the best policy. What is up to date is not done again. The other commands look at parts of it.
+    report, and promotes the best policy. It skips what is up to date.
 
     ```
     tap run                        # then open data/report/index.html
     tap run --dataset ID --seed 0  # one dataset and seed of params.yaml
     tap datasets | grep door       # datasets to add to params.yaml
-    tap validate ID                # what is in one, and what looks wrong
-    tap models                     # the policies so far
-    tap promote ID --rollback      # back to the champion before
+    tap validate ID                # the contents of a dataset, and what looks wrong
+    tap models                     # the registered policies
+    tap promote ID --rollback      # back to the previous champion
     tap serve ID                   # the champion over HTTP
-    tap sync                       # send MLflow the runs that it missed
-    tap ui                         # MLflow's and Prefect's pages
+    tap sync                       # deliver the runs that MLflow missed
+    tap ui                         # serve MLflow's and Prefect's pages
     tap worker cpu                 # on each machine of a team
-    tap sweep                      # what `tap run` does, by the workers
-    tap reap                       # give a lost worker's runs to another
+    tap sweep                      # what `tap run` does, on the workers
+    tap reap                       # return the runs of lost workers to their pool
     ```
     """,
 )
 
 Remote = Annotated[
     str | None,
-    typer.Option(help="The DVC remote that shares results: a folder or a URL. [default: the one set]", envvar="TAP_REMOTE"),
+    typer.Option(help="The DVC remote that shares results: a folder or a URL. [default: DVC's default]", envvar="TAP_REMOTE"),
 ]
 
 
 def show(table: Table) -> None:
-    """Print a table, for a terminal as wide as that is."""
+    """Print a table, on a terminal as wide as the terminal."""
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
@@ -59,11 +59,11 @@ def show(table: Table) -> None:
 def run(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this dataset; may be repeated. [default: all listed]")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated. [default: all listed]")] = None,
-    promote: Annotated[bool, typer.Option(help="Let the best policy become champion where it beats the present one.")] = True,
+    promote: Annotated[bool, typer.Option(help="Make the best policy champion if it beats the current one.")] = True,
 ) -> None:
-    """Do all that is not up to date: fetch, train, evaluate, report, promote.
+    """Bring everything up to date: fetch, train, evaluate, report, promote.
 
-    Ctrl-C is safe: the next run goes on from the last checkpoint.
+    Ctrl-C is safe: the next run resumes from the last checkpoint.
 
     Example: `tap run --dataset hopper-medium-replay --seed 0 --seed 1`
     """
@@ -74,7 +74,7 @@ def run(
 
 @app.command()
 def datasets() -> None:
-    """List the known datasets, and the returns that score 0 and 100.
+    """List the known datasets, with the returns that score 0 and 100.
 
     Example: `tap datasets | grep door`
     """
@@ -89,7 +89,7 @@ def datasets() -> None:
 
 @app.command()
 def validate(dataset: Dataset) -> None:
-    """Read a dataset as training does, and describe it.
+    """Check a dataset's file and environment as the stage fetch does, and describe it.
 
     Example: `tap validate hopper-medium-replay`
     """
@@ -105,7 +105,7 @@ def validate(dataset: Dataset) -> None:
     table = Table(box=None, show_header=False)
     for key, value in report.items():
         table.add_row(key.replace("_", " "), _in_words(value))
-    table.add_row("return, least to most", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
+    table.add_row("returns, low to high", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
     show(table)
     print(*(f"note: {warning}" for warning in warnings), sep="\n")
 
@@ -124,17 +124,17 @@ def _in_words(value: Any) -> str:
 @app.command()
 def promote(
     dataset: Dataset,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Give the alias champion back to the version before.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Only show what was decided so far.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Move the alias back to the previous champion.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Only list the decisions so far.")] = False,
 ) -> None:
-    """Make the best policy champion, if its recipe beats the present one's over seeds and episodes.
+    """Make the best policy champion, if its recipe beats the current champion's over seeds and episodes.
 
     Example: `tap promote hopper-medium-replay --rollback`
     """
     from pipelines import promote as promotion
 
     if history:
-        table = Table("time", "by", "version", "decision", "champion before", "why", box=box.SIMPLE_HEAD)
+        table = Table("time", "by", "version", "decision", "previous champion", "reason", box=box.SIMPLE_HEAD)
         for made in promotion.history(dataset):
             table.add_row(*(str(made[key] or "") for key in ("time", "by", "version", "outcome", "champion", "reason")))
         show(table)
@@ -145,7 +145,7 @@ def promote(
 
 @app.command()
 def models() -> None:
-    """List the registered policies: a version for each evaluated one.
+    """List the registered policies: one version per evaluation.
 
     Example: `tap models`
     """
@@ -153,7 +153,7 @@ def models() -> None:
 
     if not (rows := promotion.models()):
         raise ValueError("no policy is registered yet: `tap run` trains and registers one")
-    table = Table("model", "version", "alias", "data", "seed", "score", "decision", "why", box=box.SIMPLE_HEAD)
+    table = Table("model", "version", "alias", "data", "seed", "score", "latency", "reason", box=box.SIMPLE_HEAD)
     for row in rows:
         score, latency = str(row.score or ""), "" if row.latency_ms is None else f"{row.latency_ms:.0f} ms"
         table.add_row(row.name, row.version, ", ".join(row.aliases), row.source, row.seed, score, latency, row.reason)
@@ -168,7 +168,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 5001,
 ) -> None:
-    """Serve a policy over HTTP: observations in, actions or whole plans out. docs/serving.md describes requests and answers.
+    """Serve a policy over HTTP: observations in, actions or whole plans out. docs/serving.md describes requests and responses.
 
     Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
     """
@@ -184,17 +184,15 @@ def serve(
 def sweep(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this dataset; may be repeated. [default: all listed]")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated. [default: all listed]")] = None,
-    pool: Annotated[Literal["cpu", "gpu"], typer.Option(help="The work pool whose workers do it.")] = "cpu",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs for each run, where its worker has any.")] = 1,
-    promote: Annotated[
-        bool, typer.Option(help="Let the best policies become champions where they beat the present ones.")
-    ] = True,
+    pool: Annotated[Literal["cpu", "gpu"], typer.Option(help="The work pool whose workers execute the runs.")] = "cpu",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per run, if its worker has any.")] = 1,
+    promote: Annotated[bool, typer.Option(help="Make the best policies champions if they beat the current ones.")] = True,
     remote: Remote = None,
 ) -> None:
-    """Do what `tap run` does by workers: each dataset and seed of params.yaml as a run of its own, all at this commit.
+    """Do what `tap run` does on workers: each dataset and seed of params.yaml as a separate run, all at this commit.
 
-    It waits for them, shows how they do, and brings their results here. Ctrl-C ends them all; the next sweep goes on from what
-    is done. Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI if runs shall be seen together.
+    Waits for the runs, shows their progress, and restores their results here. Ctrl-C cancels them all; the next sweep continues
+    from what is finished. Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI to collect all runs in one store.
 
     Example: `tap sweep --dataset hopper-medium-replay --remote s3://bucket/tap`
     """
@@ -207,21 +205,21 @@ def sweep(
 def worker(
     pool: Annotated[
         str,
-        typer.Argument(help="The work pool: gpu or cpu to train, control for sweeps that are started in Prefect's page."),
+        typer.Argument(help="The work pool: gpu or cpu to train, control for sweeps that are started on Prefect's page."),
     ] = "cpu",
     remote: Remote = None,
     clone: Annotated[
         Path | None,
-        typer.Option(help="The worker's clone, made if missing. [default: .workers/POOL]", show_default=False),
+        typer.Option(help="The worker's clone, created if missing. [default: .workers/POOL]", show_default=False),
     ] = None,
     git: Annotated[
-        str | None, typer.Option(help="Where its commits come from. [default: this project's origin]", show_default=False)
+        str | None, typer.Option(help="The source of commits. [default: this project's origin]", show_default=False)
     ] = None,
     runs_per_gpu: Annotated[int, typer.Option(min=1, help="Runs that may use one GPU at the same time.")] = 1,
 ) -> None:
-    """Make a clone and work in it, until Ctrl-C, for the sweeps of others. One worker does one run at a time.
+    """Create a clone, and execute the runs of sweeps in it, one at a time, until Ctrl-C.
 
-    Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI if runs shall be seen together.
+    Needs PREFECT_API_URL, and MLFLOW_TRACKING_URI to collect all runs in one store.
 
     Example: `tap worker gpu --remote s3://bucket/tap`
     """
@@ -232,9 +230,9 @@ def worker(
 
 @app.command()
 def reap(
-    after: Annotated[float, typer.Option(min=60, help="Seconds without a heartbeat after which a run is lost.")] = 90,
+    after: Annotated[float, typer.Option(min=60, help="Seconds without a heartbeat after which a run counts as lost.")] = 90,
 ) -> None:
-    """Give the runs of lost workers back to their pool. A sweep does so by itself while it waits.
+    """Return the runs of lost workers to their pool. A sweep does the same while it waits.
 
     Example: `tap reap --after 300`
     """
@@ -248,9 +246,9 @@ def reap(
 
 @app.command()
 def sync() -> None:
-    """Send MLflow the runs that it missed: because it was down, or they were killed.
+    """Deliver the runs that MLflow missed because it was down, or because they were killed.
 
-    They wait in the folder .tracking (TAP_OUTBOX). Sending them twice makes no duplicates.
+    They are kept in the folder .tracking (TAP_OUTBOX). Delivering a run twice creates no duplicates.
 
     Example: `tap sync`
     """
@@ -262,7 +260,7 @@ def sync() -> None:
         print(f"{delivered.run}: {delivered.outcome}", f"({delivered.reason})" if delivered.reason else "", flush=True)
         outcomes.append(delivered.outcome)
     if not outcomes:
-        print("all runs are synced")
+        print("all runs are delivered")
     if failed := outcomes.count("failed"):
         raise ValueError(f"{failed} of {len(outcomes)} runs could not be delivered, for the reasons above")
 
@@ -271,15 +269,15 @@ def sync() -> None:
 def ui() -> None:
     """Serve MLflow's and Prefect's pages, until Ctrl-C.
 
-    MLflow has the experiments and models, Prefect the runs of the pipeline.
+    MLflow shows experiments and models, Prefect the runs of the pipeline.
 
-    MLFLOW_PORT and PREFECT_SERVER_API_PORT choose other ports than 5000 and 4200.
+    MLFLOW_PORT and PREFECT_SERVER_API_PORT set other ports than 5000 and 4200.
 
     Example: `tap ui`
     """
     from tap.settings import Runtime
 
-    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # halves its start
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # halves its start-up time
     tracking_uri, commands = Runtime().tracking_uri, [["prefect", "--no-prompt", "server", "start"]]
     if tracking_uri.startswith("http"):
         print(f"MLflow: {tracking_uri}")
@@ -289,7 +287,7 @@ def ui() -> None:
         servers = [stack.enter_context(process.running([sys.executable, "-m", *command])) for command in commands]
         while all(server.poll() is None for server in servers):
             time.sleep(0.5)
-        raise ValueError("a server ended by itself; its output above says why")
+        raise ValueError("a server exited; see its output above")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The one style of command line: typer, where a ValueError, a user's mistake, ends the program with its message alone."""
+"""The command lines of all programs: typer; a ValueError, a user's mistake, exits with its message and no traceback."""
 
 import inspect
 import sys
@@ -7,22 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-Dataset = Annotated[str, typer.Argument(help="A dataset id that params.yaml lists.", show_default=False)]
+Dataset = Annotated[str, typer.Argument(help="A dataset id listed in params.yaml.", show_default=False)]
 Seed = Annotated[int, typer.Argument(help="A training seed.", show_default=False)]
 Ablation = Annotated[str, typer.Argument(help="One of params.yaml's ablations.", show_default=False)]
 OptionalAblation = Annotated[str | None, typer.Argument(help="One of params.yaml's ablations, or none.", show_default=False)]
 
 
 class App(typer.Typer):
-    """A typer app that ends with a ValueError's message alone."""
+    """A typer app that exits with the message of a ValueError, without a traceback."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
             add_completion=False,
             pretty_exceptions_enable=False,
-            rich_markup_mode="markdown",
-            context_settings={"help_option_names": ["-h", "--help"]},
-            **options,
+            **{"rich_markup_mode": "markdown", "context_settings": {"help_option_names": ["-h", "--help"]}} | options,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -34,6 +32,7 @@ class App(typer.Typer):
 
 def main(command: Callable[..., None]) -> None:
     """Run the one command of a module with the command line's arguments; --help shows the module's docstring."""
-    app = App()
-    app.command(help=inspect.getdoc(inspect.getmodule(command)))(command)
+    paragraphs = (inspect.getdoc(inspect.getmodule(command)) or "").split("\n\n")
+    app = App(rich_markup_mode=None)
+    app.command(help="\n\n".join(f"\b\n{each}" if each.startswith("    ") else each for each in paragraphs))(command)
     app()

@@ -8,11 +8,11 @@ that differ in the training seed are the evidence about that recipe.
 - there is no champion yet,
 - or the bootstrap interval, over seeds and episodes (tap/evaluation/bootstrap.py), of its recipe's mean score less that of the
   champion's recipe lies above 0,
-- or, where both have the same recipe, the interval of the two policies' scores, over episodes, lies above 0: the question then
+- or, if both have the same recipe, the interval of the two policies' scores, over episodes, lies above 0: the question then
   is not what to train, but which trained policy to serve,
 
-and if it passes a load test. `rollback` moves the alias back to the champion before. Each decision is tagged on the version and
-added to the history of the registered model.
+and if it passes a load test. `rollback` moves the alias back to the previous champion. Each decision is tagged on the version
+and added to the history of the registered model.
 """
 
 import getpass
@@ -38,10 +38,10 @@ from tap.tracking.registry import PREFIX, Registry, Version, model_name, open_re
 
 DATA = Path("data")
 CHAMPION, CHALLENGER = "champion", "challenger"
-# Scores of two versions are comparable only where these are equal.
+# Scores of two versions are comparable only if these are equal.
 PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "protocol", "score_metric")
 EVIDENCE = (*PROTOCOL, "recipe", "seed", "scores")
-TOLERANCE = 1e-3  # of an action: more than another machine's rounding, less than another plan's difference
+TOLERANCE = 1e-3  # of an action: larger than rounding on another machine, smaller than the difference to another plan
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Decision:
     outcome: Literal["promoted", "refused", "restored", "already champion"]
     reason: str
     champion: str | None  # the version that was champion before
-    difference: Difference | None = None  # from the champion's scores, where they were compared
+    difference: Difference | None = None  # from the champion's scores, if they were compared
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether a challenger's scores let it replace the champion, and the reason."""
+    """Whether a challenger's scores are good enough to replace the champion, and the reason."""
 
     passed: bool
     reason: str
-    difference: Difference | None = None  # from the champion's scores, where they are comparable
+    difference: Difference | None = None  # from the champion's scores, if they are comparable
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,9 @@ class ModelRow:
 
 
 def promote(dataset: str, params_path: Path) -> Decision:
-    """Make the best seed of a dataset's evaluations the challenger, and champion where the evidence is for it.
+    """Make the best seed of a dataset's evaluations the challenger, and champion if the evidence supports it.
 
-    Raises ValueError where a seed of params.yaml is not evaluated or not registered, or where seeds differ in recipe or
-    protocol: then there is nothing to decide on.
+    Raises ValueError if a seed of params.yaml is not evaluated or not registered, or if seeds differ in recipe or protocol.
     """
     name = model_name(dataset)
     with open_registry(Runtime().tracking_uri) as registry:
@@ -114,7 +113,7 @@ def promote(dataset: str, params_path: Path) -> Decision:
 
 
 def rollback(dataset: str) -> Decision:
-    """Move the alias champion back to the previous champion. Raises ValueError where none exists or it fails its load test."""
+    """Move the alias champion back to the previous champion. Raises ValueError if none exists or it fails its load test."""
     name = model_name(dataset)
     with open_registry(Runtime().tracking_uri) as registry:
         champion = registry.alias(name, CHAMPION)
@@ -162,7 +161,7 @@ def _row(version: Version, aliases: list[str]) -> ModelRow:
 
 def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -> dict[Path, Version]:
     """The registered version of each seed of params.yaml, by its metrics file."""
-    load_params(params_path, dataset)  # raises ValueError where the dataset is not listed
+    load_params(params_path, dataset)  # raises ValueError if the dataset is not listed
     found = {}
     for seed in read_params_file(params_path).seeds:
         path = metrics_path(DATA, "evaluate", instance_key(dataset, seed))
@@ -182,9 +181,9 @@ def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -
 
 
 def _missing_evidence(version: Version) -> str | None:
-    """What a version lacks to be compared with others, in a sentence; None where it lacks nothing."""
+    """What a version lacks to be compared with others, in a sentence; None if it lacks nothing."""
     if missing := [key for key in EVIDENCE if key not in version.tags]:
-        return f"version {version.version} has no {' and no '.join(missing)} on record"
+        return f"version {version.version} lacks {' and '.join(missing)}"
     scores = _scores(version)
     if not np.isfinite(scores).all():
         return f"version {version.version} has scores that are not finite"
@@ -204,7 +203,7 @@ def _check_alike(evaluated: dict[Path, Version]) -> None:
 def _compare(registry: Registry, versions: list[Version], best: Version, champion: Version | None) -> Comparison:
     """Compare the scores of the challenger `best`, one of `versions` of a recipe, with the champion's."""
     if champion is None:
-        return Comparison(True, "is the first")
+        return Comparison(True, "there was no champion")
     if obstacle := _incomparable(best, champion):
         return Comparison(False, obstacle)
     mine, theirs = versions, _evidence(registry, champion)
@@ -220,7 +219,7 @@ def _compare(registry: Registry, versions: list[Version], best: Version, champio
 
 
 def _incomparable(best: Version, champion: Version) -> str | None:
-    """Why the champion's scores are not comparable with the challenger's, and the remedy; None where they are."""
+    """Why the champion's scores are not comparable with the challenger's, and the remedy; None if they are."""
     remove = f"remove its alias on MLflow's page of {champion.name}"
     if missing := _missing_evidence(champion):
         return f"champion {missing}: {remove}"
@@ -254,22 +253,22 @@ def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:
 
 
 def _load_test_failure(registry: Registry, version: Version) -> str | None:
-    """Why a version fails its load test; None where it loads, repeats its recorded actions and keeps its latency budget."""
+    """Why a version fails its load test; None if it loads, repeats its recorded actions and meets its latency budget."""
     name, tags = f"version {version.version}", version.tags
     if missing := [key for key in ("example_actions", "latency_budget_ms") if key not in tags]:
-        return f"{name} has no {' and no '.join(missing)} on record for a load test"
+        return f"{name} lacks {' and '.join(missing)} for a load test"
     try:
         trial = registry.load_test(version)
     except Exception as error:  # a stored model may raise anything
-        return f"{name} does not load and act: {(str(error).splitlines() or [type(error).__name__])[0][:500]}"
+        return f"{name} fails to load or act: {(str(error).splitlines() or [type(error).__name__])[0][:500]}"
     if not np.isfinite(trial.actions).all():
         return f"{name} returns NaN or infinite actions"
     recorded = np.array(json.loads(tags["example_actions"]))
     if trial.actions.shape != recorded.shape or not np.allclose(trial.actions, recorded, rtol=0, atol=TOLERANCE):
-        return f"{name} does not return the actions for its example that it returned when it was registered"
+        return f"{name} does not return the actions that it returned for its example when it was registered"
     budget = float(tags["latency_budget_ms"])
     if not trial.latency_ms <= budget:
-        return f"{name} takes {trial.latency_ms:.4g} ms for a decision here, more than its budget of {budget:.4g} ms"
+        return f"{name} takes {trial.latency_ms:.4g} ms per decision here, more than its budget of {budget:.4g} ms"
     return None
 
 
@@ -299,7 +298,7 @@ def _record(registry: Registry, decision: Decision) -> str:
 
 
 def _user() -> str:
-    """The user who decides: the login at MLflow's server where there is one, else the user of this machine."""
+    """The user who decides: the login at MLflow's server if there is one, else the user of this machine."""
     with suppress(KeyError, OSError):  # a container's user id may have no name
         return os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()
     return "unknown"

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_ROWS = 256  # of a request
-BYTES_PER_NUMBER = 64  # as JSON, with blanks
+BYTES_PER_NUMBER = 64  # as JSON, with white space
 THREADS = 32  # concurrent requests; Python's default, the number of cores plus 4, makes small batches
 MAX_FLOAT32 = 3.4e38
 

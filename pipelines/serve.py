@@ -12,7 +12,7 @@ from tap.tracking.registry import open_registry
 def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
 
-    Raises ValueError where the policy does not exist, or the server exits before that.
+    Raises ValueError if the policy does not exist, or the server exits before that.
     """
     with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:

@@ -14,7 +14,7 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error, which is None where the mean is of one value."""
+    """A mean and its standard error, which is None for the mean of a single value."""
 
     mean: float
     standard_error: float | None
@@ -29,7 +29,7 @@ class Estimate:
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean of n independent estimates; its standard error is sqrt(sum of squares) / n, or None where one has none."""
+    """Mean of n independent estimates; its standard error is sqrt(sum of squares) / n, or None if one has none."""
     errors = [each.standard_error for each in estimates if each.standard_error is not None]
     complete = len(errors) == len(estimates)
     error = float(np.linalg.norm(errors)) / len(errors) if complete else None

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear completely or not at all."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write under a temporary name, then flushed to disk and renamed to `path`; missing folders are made.
+    """A file to write under a temporary name, then flushed to disk and renamed to `path`; missing folders are created.
 
-    Where the context ends with an exception, `path` stays as it was.
+    If the context ends with an exception, `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -34,12 +34,12 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. Raises ValueError on NaN or infinity, which JSON cannot hold."""
+    """Write `value` as indented JSON, atomically. Raises ValueError on NaN or infinity, which JSON cannot represent."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError, with the file's name, where it is not JSON."""
+    """Read a JSON file. Raises ValueError, with the file's name, if it is not JSON."""
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""What the stages write, for each other and for people: one model a file.
+"""What the stages write, for each other and for people: one model per kind of file.
 
     data/raw/DATASET/validation.json     ValidationReport
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tap.files import read_json, write_json
 
 T = TypeVar("T")
-Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # None is no key in the file, rather than null
+Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # a field that is None is left out of the file
 
 
 def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
@@ -39,7 +39,7 @@ def weights_folder(stage: str, key: str) -> Path:
 
 
 def lineage_path(stage: str, key: str) -> Path:
-    """Where a training stage writes its `Lineage`: apart from the weights, which two runs may have in common."""
+    """Where a training stage writes its `Lineage`: separate from the weights, which may be equal in two runs."""
     return Path("data/lineage") / stage / f"{key}.json"
 
 
@@ -56,7 +56,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of a stage. Raises ValueError, with the remedy, where it is missing or a field is missing or wrong."""
+        """Read the file of a stage. Raises ValueError, with a remedy, if it is missing or a field is missing or wrong."""
         try:
             return cls.model_validate(read_json(path), extra="ignore")
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class EpisodeReturn(Record):
 
 
 class Boundaries(Record):
-    """How many episodes end for which reason, what was ignored or dropped, and the same in words."""
+    """How many episodes end for each reason, what was ignored or dropped, and the same in words."""
 
     terminals: int
     timeouts: int
@@ -144,7 +144,7 @@ class ValidationReport(Record):
 
 
 class TrainingMetrics(Record):
-    """The last values of a training run, means since the log's previous entry. Parts of the loss are the VQ-VAE's alone."""
+    """The last values of a training run, means since the log's previous entry. Only the VQ-VAE has parts of the loss."""
 
     step: int
     loss: float
@@ -187,7 +187,7 @@ class Provenance(Record):
 
 
 class Latency(Record):
-    """Milliseconds a decision: of one state at a time, and of all episodes' states in a batch."""
+    """Milliseconds per decision: for one state at a time, and for all episodes' states in a batch."""
 
     median: float
     p95: float
@@ -210,7 +210,7 @@ class Behaviour(Record):
 
 
 class Evaluation(Provenance):
-    """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value an episode."""
+    """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value per episode."""
 
     environment_seed: int  # of the first episode
     episodes: int
@@ -231,8 +231,8 @@ class Evaluation(Provenance):
     planner: dict[str, Any]
     latent_step: int
     window_length: int
-    recipe: str = ""  # a digest of all that decides a score but seed and code; empty in files of early versions
-    runs: dict[str, str | None]  # run ids by stage; None where a model came without its lineage
+    recipe: str = ""  # a digest of all that determines a score except seed and code; empty in files of early versions
+    runs: dict[str, str | None]  # run ids by stage; None for a model without lineage
     git_commit: str  # "unknown" outside a git repository
     ablation: Absent[str] = None
 

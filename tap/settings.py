@@ -1,15 +1,15 @@
 """Params, read from params.yaml alone, and Runtime, read from the environment.
 
-Params decide results, so DVC tracks every one of them; Runtime says where things are on this machine.
-One dataset's Params are the merge of five layers, later ones first in rank:
+Params determine results, so DVC tracks all of them; Runtime describes this machine.
+One dataset's Params are the merge of five layers, of which later ones override earlier ones:
 
-    STAGE                       what holds for every scale and suite
-    scales.SCALE.STAGE.all      what holds for every suite at the chosen scale
-    scales.SCALE.STAGE.SUITE    what one suite does differently
-    datasets.ID                 what one dataset does differently
-    ablations.NAME              what one ablation does differently
+    STAGE                       values for every scale and suite
+    scales.SCALE.STAGE.all      values for every suite at the chosen scale
+    scales.SCALE.STAGE.SUITE    overrides of one suite
+    datasets.ID                 overrides of one dataset
+    ablations.NAME              overrides of one ablation
 
-A key of STAGE may not appear under scales: a changed value must never be silently overruled.
+A key of STAGE may not appear under scales: otherwise a change of its value could be overridden silently.
 """
 
 import difflib
@@ -38,12 +38,12 @@ class Section(BaseModel):
 
 
 class FetchParams(Section):
-    """Where a dataset comes from and what it is. What is left out is taken from the registry of known datasets."""
+    """Where a dataset comes from and what it is. What is not set is taken from the catalog (tap/data/catalog.py)."""
 
     source: Source | None = None
     path: Path | None = None  # source "file": an HDF5 file; without it, D4RL's cache folder is searched
-    suite: Suite | None = None  # without it, what suite_of says
-    environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment of the dataset, where d4rl can be imported
+    suite: Suite | None = None  # without it, that of `suite_of`
+    environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment, if d4rl can be imported
     max_episode_steps: PositiveInt | None = None
     reference_min_score: float | None = None
     reference_max_score: float | None = None
@@ -57,13 +57,13 @@ class WindowParams(Section):
     length: PositiveInt  # T
     discount: Probability
     termination_penalty: float | None  # replaces the reward of a true terminal
-    bootstrap_truncated: bool  # returns-to-go of a truncated episode go on beyond its end, at the episode's mean reward
+    bootstrap_truncated: bool  # returns-to-go of a truncated episode extend beyond its end, at its mean reward
     normalize: bool
 
     @model_validator(mode="after")
     def bootstrap_converges(self) -> Self:
         if self.bootstrap_truncated and self.discount == 1:
-            raise ValueError("bootstrap_truncated needs a discount below 1: without one, the return has no limit")
+            raise ValueError("bootstrap_truncated needs a discount below 1: otherwise the return is infinite")
         return self
 
 
@@ -115,7 +115,7 @@ class FitParams(Section):
     checkpoint_every: PositiveInt
 
     def batch_size_per_process(self, world_size: int) -> int:
-        """The local batch; raises ValueError where the global one cannot be shared equally."""
+        """The local batch; raises ValueError if the global one cannot be divided equally."""
         if self.batch_size % world_size:
             raise ValueError(
                 f"fit.batch_size {self.batch_size} is not divisible by the world size {world_size}: change one of them"
@@ -127,7 +127,7 @@ class TrainVqvaeParams(Section):
     windows: WindowParams
     latent_step: PositiveInt  # L
     bottleneck: Literal["pool", "attention"]  # between L steps and one code
-    decoder: Literal["conditional", "unconditional"]  # whether it sees the window's first state
+    decoder: Literal["conditional", "unconditional"]  # whether it gets the window's first state
     codebook: CodebookParams
     transformer: TransformerParams
     loss_weights: LossWeights
@@ -169,7 +169,7 @@ class EvaluateParams(Section):
 
 
 class Params(Section):
-    """All that decides one dataset's results, merged and validated."""
+    """All that determines one dataset's results, merged and validated."""
 
     dataset: str
     scale: Scale
@@ -189,14 +189,14 @@ class Params(Section):
         if horizon > vqvae.windows.length:
             raise ValueError(
                 f"evaluate.planner.horizon {horizon} is longer than train_vqvae.windows.length {vqvae.windows.length}: "
-                "the model never saw plans of that length"
+                "the model was not trained on plans of that length"
             )
         if self.evaluate.plan_every > horizon:
             raise ValueError(f"evaluate.plan_every {self.evaluate.plan_every} is more than evaluate.planner.horizon {horizon}")
         if vqvae.bottleneck == "attention" and planner.search == "beam":
             raise ValueError(
-                "evaluate.planner.search: a beam decodes partial plans, which train_vqvae.bottleneck attention does not have: "
-                "use prior_sampling"
+                "evaluate.planner.search: a beam search decodes partial plans, which train_vqvae.bottleneck attention does not "
+                "support: use prior_sampling"
             )
         return self
 
@@ -273,7 +273,7 @@ def read_params_file(path: Path) -> ParamsFile:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a mapping at its top level")
+        raise ValueError(f"{path} must have a mapping at its top level")
     try:
         return ParamsFile.model_validate(content)
     except ValidationError as error:
@@ -404,9 +404,9 @@ def _did_you_mean(word: str, known: Any) -> str:
 
 
 class Runtime(BaseSettings):
-    """Where things are on this machine, and what started the process: environment variables, or a `.env` file.
+    """Device, folders and store of this machine, and what started the process: environment variables, or a `.env` file.
 
-    DVC does not see it, so it may not decide what is computed; a GPU computes the same in bfloat16.
+    DVC does not track it, so it must not determine results. The exception is the device: a GPU trains in bfloat16.
     """
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
@@ -414,7 +414,7 @@ class Runtime(BaseSettings):
     device: str = Field("auto", validation_alias="TAP_DEVICE")
     checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")
     tracking_uri: str = Field("sqlite:///mlflow.db", validation_alias="MLFLOW_TRACKING_URI")
-    outbox: Path = Field(Path(".tracking"), validation_alias="TAP_OUTBOX")  # runs that are not synced to MLflow yet
+    outbox: Path = Field(Path(".tracking"), validation_alias="TAP_OUTBOX")  # runs that are not delivered to MLflow yet
     parent_run: str | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
     flow_run: str | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
     d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")

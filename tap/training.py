@@ -1,6 +1,6 @@
 """The training loop: updates, held-out loss, atomic checkpoints, resume.
 
-It is independent of model and data: it samples window indices, and a loss function turns them into losses.
+It is independent of model and data: it samples window indices, for which a function computes the losses.
 """
 
 import fcntl
@@ -36,10 +36,10 @@ History = list[tuple[int, Values]]  # by update
 
 @contextmanager
 def checkpoint_folder(root: Path, name: str, inputs: dict[str, Any]) -> Iterator[Path]:
-    """A folder for this very training run, locked against a second one.
+    """The folder of one training run, locked against a second process.
 
-    Its name ends in a hash of `inputs`, JSON-able and all that decides the weights, so that a run with other params, data or
-    code never resumes from it. Raises ValueError while another run trains the same; the processes of one run share the folder.
+    Its name ends in a hash of `inputs`, JSON-able and all that determines the weights, so that a run with other params, data
+    or code never resumes from it. Raises ValueError while another run trains the same model; all processes of a run share it.
     """
     key = hashlib.sha256(json.dumps([inputs, torch.__version__], sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{name}-{key}"
@@ -51,7 +51,7 @@ def checkpoint_folder(root: Path, name: str, inputs: dict[str, Any]) -> Iterator
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder} is in use: another run trains the same model; wait for it or stop it") from None
+            raise ValueError(f"{folder} is in use: another run is training the same model; wait for it or stop it") from None
         yield folder
 
 

@@ -131,7 +131,7 @@ def test_a_family_is_a_dataset_id_without_its_release() -> None:
 def test_the_best_seed_of_the_first_recipe_becomes_champion(project: Project) -> None:
     project.recipe("first", [50.0, 60.0], policies=[0, 1])
     decision = project.promote()
-    assert (decision.outcome, decision.version, decision.reason) == ("promoted", "2", "is the first")
+    assert (decision.outcome, decision.version, decision.reason) == ("promoted", "2", "there was no champion")
     assert project.aliases() == {"champion": "2", "challenger": "2"}
     tags = project.tags("2")
     assert tags["promotion"] == "promoted" and tags["previous_champion"] == "none" and tags["promoted_at"].endswith("+00:00")
@@ -252,7 +252,7 @@ def test_missing_evidence_is_refused(project: Project) -> None:
         kept = project.tags("1")[key]
         project.client.delete_model_version_tag(project.name, "1", key)
         decision = project.promote()
-        assert decision.outcome == "refused" and f"version 1 has no {key} on record" in decision.reason
+        assert decision.outcome == "refused" and f"version 1 lacks {key}" in decision.reason
         project.client.set_model_version_tag(project.name, "1", key, kept)
     project.client.set_model_version_tag(project.name, "1", "scores", "[50.0]")
     assert "scores of 1 episodes instead of 2" in project.promote().reason
@@ -280,16 +280,16 @@ def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, ti
     artifacts = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts/models" / uri.removeprefix("models:/")
     shutil.rmtree(artifacts / "artifacts/artifacts")
     decision = project.promote()
-    assert (decision.outcome, decision.version) == ("refused", "2") and "version 2 does not load and act" in decision.reason
+    assert (decision.outcome, decision.version) == ("refused", "2") and "version 2 fails to load or act" in decision.reason
     assert project.aliases()["champion"] == "1"
 
 
 @pytest.mark.parametrize(
     ("tag", "reason"),
     [
-        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not return the actions for its example"),
-        ({"example_actions": "[[0, 0, 0]]"}, "does not return the actions for its example"),
-        ({"latency_budget_ms": 1e-3}, "ms for a decision here, more than its budget of 0.001 ms"),
+        ({"example_actions": "[[0, 0, 0], [0, 0, 0]]"}, "does not return the actions that it returned for its example"),
+        ({"example_actions": "[[0, 0, 0]]"}, "does not return the actions that it returned for its example"),
+        ({"latency_budget_ms": 1e-3}, "ms per decision here, more than its budget of 0.001 ms"),
     ],
 )
 def test_a_policy_with_other_actions_or_too_slow_is_refused(project: Project, tag: dict[str, Any], reason: str) -> None:
@@ -301,7 +301,7 @@ def test_a_policy_with_other_actions_or_too_slow_is_refused(project: Project, ta
 def test_a_policy_without_a_record_for_its_load_test_is_refused(project: Project) -> None:
     project.recipe("first", [50.0], policies=[0])
     project.client.delete_model_version_tag(project.name, "1", "latency_budget_ms")
-    assert "has no latency_budget_ms on record for a load test" in project.promote().reason
+    assert "lacks latency_budget_ms for a load test" in project.promote().reason
 
 
 def test_rollback_restores_one_champion_after_the_other(project: Project) -> None:
@@ -393,4 +393,4 @@ def test_models_lists_every_version(project: Project) -> None:
     assert (second.version, second.aliases, str(second.score), second.reason) == ("2", [], "49.0 ± 1.0", "")
     assert (third.score, third.latency_ms, third.source) == (None, None, "recollected, not D4RL's data")
     text = CliRunner().invoke(app, ["models"], catch_exceptions=False).stdout
-    assert "50.0 ± 1.0" in text and "is the first" in text and "3 ms" in text
+    assert "50.0 ± 1.0" in text and "there was no champion" in text and "3 ms" in text

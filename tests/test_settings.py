@@ -80,7 +80,7 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             "evaluate.planner.horizon 18 is longer than train_vqvae.windows.length 12",
         ),
         ({"evaluate": {"plan_every": 15}}, "evaluate.plan_every 15 is more than evaluate.planner.horizon 12"),
-        ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam decodes partial plans"),
+        ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam search decodes partial plans"),
         ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
         ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is not a multiple of heads 5"),
         (

@@ -168,7 +168,7 @@ def test_other_inputs_get_another_folder_and_one_folder_one_process(tmp_path: Pa
     with checkpoint_folder(tmp_path, "train", {"seed": 0}) as one, checkpoint_folder(tmp_path, "train", {"seed": 1}) as two:
         assert one != two
         with (
-            pytest.raises(ValueError, match="another run trains the same model"),
+            pytest.raises(ValueError, match="another run is training the same model"),
             checkpoint_folder(tmp_path, "train", {"seed": 0}),
         ):
             pass

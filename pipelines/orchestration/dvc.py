@@ -18,7 +18,7 @@ from tap.settings import STAGES, read_params_file
 
 PARAMS = Path("params.yaml")
 DVC_FOLDER = Path(".dvc/tmp")
-# What DVC says after each stage: repeated advice about git and its remotes.
+# What DVC prints after each stage: repeated advice about git and remotes.
 ADVICE = re.compile(
     r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
 )
@@ -40,14 +40,14 @@ class Instance:
         return (self.dataset, self.seed, self.ablation)
 
     def __str__(self) -> str:
-        """DVC's name of it: STAGE@DATASET-SEED-ABLATION."""
+        """DVC's name for it: STAGE@DATASET-SEED-ABLATION."""
         key = "-".join(str(part) for part in self._key if part is not None)
         return f"{self.stage}@{key}" if key else self.stage
 
     def builds_on(self, earlier: "Instance") -> bool:
         """Whether this one may read what an earlier one writes: the report reads everything, others what shares their key.
 
-        Of the stage `params` each reads a file of its own, which `dvc status` compares.
+        The stage `params` does not count: it writes one file for each instance, which `dvc status` compares.
         """
         if earlier == PARAMS_STAGE:
             return False
@@ -62,7 +62,7 @@ MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
     """Every stage to run for `datasets` and `seeds` (None: all of params.yaml), each after what it builds on.
 
-    Raises ValueError where params.yaml does not list one of them, since DVC knows only what stands there.
+    Raises ValueError if params.yaml does not list one of them: DVC has stages only for what it lists.
     """
     file = read_params_file(PARAMS)
     chosen = [PARAMS_STAGE]
@@ -89,10 +89,10 @@ def _listed(key: str, wanted: Sequence[T] | None, listed: list[T]) -> list[T]:
 
 
 def stale(chosen: Sequence[Instance]) -> set[Instance]:
-    """Those whose command, params, inputs or outputs changed since their last run, and all that build on them.
+    """The instances whose command, params, inputs or outputs changed since their last run, and all that build on them.
 
-    The stage `params` runs first, where it is stale: the others depend on its files. One `dvc status` for all takes as long as
-    the `dvc repro` of a single fresh stage. Raises ValueError where params are faulty, or DVC refuses.
+    If the stage `params` is stale, it runs first, because the others depend on its files. One `dvc status` for all takes as
+    long as `dvc repro` of a single fresh stage. Raises ValueError if params are invalid, or DVC fails.
     """
     if PARAMS_STAGE in chosen:
         _resolve_params()
@@ -115,9 +115,9 @@ def _resolve_params() -> None:
 
 
 def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:
-    """Run one `dvc` command, when no other flow in this folder runs one; see `process.run`."""
+    """Run one `dvc` command, once no other flow in this folder is running one; see `process.run`."""
     rwlock = DVC_FOLDER / "rwlock"
-    # DVC takes a killed run's lock for a live one when another process got its id, as in a container started again.
+    # DVC considers a killed run's lock active if another process now has its id, as in a restarted container.
     if rwlock.exists() and not any(_is_dvc(int(pid)) for pid in re.findall(r'"pid": (\d+)', rwlock.read_text())):
         rwlock.unlink(missing_ok=True)
     return process.run([sys.executable, "-m", "dvc", *arguments], show, DVC_FOLDER / "tap.lock", environment)
@@ -131,7 +131,7 @@ def _is_dvc(pid: int) -> bool:
 
 
 def terminal_or_log(log: Callable[[str], None]) -> Callable[[str, bool], None]:
-    """A `show` for `process.run`: lines go to `log`; passing ones show in place on a terminal, now and then in a log."""
+    """A `show` for `process.run`: lines go to `log`; passing ones are shown in place on a terminal, at intervals in a log."""
     terminal = sys.stderr.isatty() and "CI" not in os.environ
     logged = time.monotonic()
 

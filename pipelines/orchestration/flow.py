@@ -1,6 +1,7 @@
-"""The Prefect flows: DVC says what is stale, Prefect runs it, shows it and stops it.
+"""The Prefect flow of `tap run`: DVC determines what is stale; Prefect runs it, shows it and stops it.
 
-`pipeline` does everything in this folder, for `tap run`. `train_evaluate` does one dataset and seed on a worker, in its clone.
+`pipeline` brings everything in this folder up to date. `promote` does on a worker what `tap promote` does; sweep.py has the
+other flows of a team.
 """
 
 import io
@@ -25,14 +26,14 @@ DATA = Path("data")
 REPORT = Path("data/report/index.html")
 
 
-# With no retries at all, Prefect logs the traceback that a returned Failed state does not have.
+# Without retries, Prefect would log a traceback, although a returned Failed state has none.
 @task(task_run_name="{instance}", retries=1, retry_condition_fn=lambda *_: False)
 def run_stage(
     instance: Instance, fresh: bool = False, shared: bool = False, environment: Mapping[str, str] | None = None
 ) -> State[Any]:
-    """One stage instance by `dvc repro`, in a process group that ends with this task, and that sees `environment` too.
+    """Run one stage instance by `dvc repro`, in a process group that ends with this task, with the variables of `environment`.
 
-    `shared`: what the DVC remote has of it is restored from there instead, and what it lacks is sent there.
+    If `shared`, results that the DVC remote has are restored instead, and results that it lacks are pushed to it.
     """
     if fresh:
         return Completed(name="UpToDate")
@@ -40,7 +41,7 @@ def run_stage(
     if dvc("repro", *(["--pull"] if shared else []), "--single-item", str(instance), show=show, environment=environment):
         return Failed(message="for the reason above")
     if shared and dvc("push", "--run-cache", str(instance), show=show):
-        return Failed(message="its results are in this clone, but did not reach the DVC remote")
+        return Failed(message="its results are in this clone, but could not be pushed to the DVC remote")
     return Completed()
 
 
@@ -52,17 +53,17 @@ def pipeline(datasets: list[str] | None = None, seeds: list[int] | None = None, 
     for instance in chosen:
         state = run_stage(instance, fresh=instance not in to_run, return_state=True)
         if not state.is_completed():
-            alone = f"`dvc repro --single-item {instance}` runs it alone"
-            return Failed(message=f"stage {instance} failed, for the reason above. {alone}; the next `tap run` goes on from it")
+            alone = f"`dvc repro --single-item {instance}` runs it alone; the next `tap run` continues from it"
+            return Failed(message=f"stage {instance} failed, for the reason above. {alone}")
     summary = conclude(chosen, promote)
     print(summary)
-    create_markdown_artifact(summary, key="results", description="Scores, promotions, and where the report lies")
+    create_markdown_artifact(summary, key="results", description="Scores, promotions, and the path of the report")
     return Completed()
 
 
 @flow(name="tap-promote", flow_run_name="promote {dataset}")
 def promote(dataset: str, rollback: bool = False) -> str:
-    """What `tap promote` does, on a worker: with the evaluations in the DVC remote, for all seeds of params.yaml."""
+    """Do on a worker what `tap promote` does, with the DVC remote's evaluations of all seeds of params.yaml."""
     from pipelines import promote as promotion  # loads MLflow
 
     if rollback:
@@ -74,13 +75,13 @@ def promote(dataset: str, rollback: bool = False) -> str:
 
 
 def conclude(chosen: Sequence[Instance], promote: bool) -> str:
-    """Promote each dataset's best policy if asked, and tell all results in Markdown. The instances must be up to date."""
+    """Promote each dataset's best policy if asked, and summarize all results in Markdown. The instances must be up to date."""
     from pipelines import promote as promotion  # loads MLflow
     from tap.reporting.rows import load_evaluations, table_rows
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
     rows = table_rows([each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs])
-    table = Table("dataset", "score", "without search", "behaviour data", "decision", "evaluated", box=box.MARKDOWN)
+    table = Table("dataset", "score", "without search", "data: mean", "decision time", "evaluated", box=box.MARKDOWN)
     for row in rows:
         ablation = row.ablation("no-search")
         table.add_row(
@@ -96,7 +97,7 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
         try:
             decision = promotion.promote(dataset, PARAMS)
             lines.append(f"- {decision.model} version {decision.version}: {decision.outcome} ({decision.reason})")
-        except ValueError as error:  # the results hold nevertheless
+        except ValueError as error:  # the results are valid all the same
             lines.append(f"- {dataset}: not promoted: {error}")
     text = io.StringIO()
     Console(file=text, width=160).print(table)
@@ -104,7 +105,7 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
 
 
 def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool) -> None:
-    """What `tap run` does: the flow, unless everything is up to date. Raises ValueError where a stage fails."""
+    """The command `tap run`: run the flow, unless everything is up to date. Raises ValueError if a stage fails."""
     chosen = instances(datasets, seeds)
     if not stale(chosen):
         print(f"All {len(chosen)} stages are up to date.\n\n{conclude(chosen, promote)}")
@@ -116,9 +117,9 @@ def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool) -> N
 
 
 def start_server() -> None:
-    """Start Prefect's temporary server, unless PREFECT_API_URL names another, so that it lasts just as long as this process.
+    """Start Prefect's temporary server, unless PREFECT_API_URL names another, and end it with this process.
 
-    A terminal's Ctrl-C would reach it as well, and the flow could not report its end: it inherits a mask that blocks SIGINT.
+    The server inherits a mask that blocks SIGINT: a terminal's Ctrl-C would stop it too, and the flow could not report its end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -126,4 +127,4 @@ def start_server() -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for server in psutil.Process().children():
-        process.watch(server.pid)  # it would outlive a kill -9
+        process.watch(server.pid)  # otherwise it would outlive a kill -9 of this process

@@ -1,4 +1,4 @@
-"""GPUs of a worker's machine as slots, by Prefect's global concurrency limits, one for each GPU.
+"""The GPUs of a worker's machine as slots: one of Prefect's global concurrency limits per GPU.
 
 `tap worker` lists the GPUs in the variable TAP_GPUS and creates their limits. A run takes as many as it requests, and its
 stages see no others. The slots of a run that dies without releasing them become free when their lease ends.
@@ -27,9 +27,9 @@ def offer(gpus: Sequence[str], runs_each: int) -> dict[str, str]:
 
 @contextmanager
 def take(count: int) -> Iterator[dict[str, str]]:
-    """Wait for `count` GPUs; the environment for stages that use them, or one without GPUs where the worker has none.
+    """Wait for `count` GPUs; yields the environment for stages that use them, or one without GPUs if the worker has none.
 
-    Raises ValueError where the worker has fewer than `count`.
+    Raises ValueError if the worker has fewer than `count`.
     """
     gpus = [gpu for gpu in os.environ.get(GPUS, "").split(",") if gpu]
     if not gpus:

@@ -36,7 +36,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a new group, which ends with the context, or soon after this process if that dies.
 
-    Its environment is this process's with the variables of `environment`.
+    Its environment is this process's, plus the variables of `environment`.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # PATH: commands of this virtual environment, activated or not. PYTHONUNBUFFERED: output in a pipe without delay.

@@ -1,7 +1,7 @@
-"""Lost workers: without `reap` the run of a machine that is gone would stay Running in Prefect for ever.
+"""Lost workers: without `reap` the run of a machine that is gone would stay Running in Prefect forever.
 
 A run's process sends Prefect a heartbeat every 30 seconds. A run without one for `after` seconds is returned to its work pool,
-where another worker takes it. The new worker continues from the results in the DVC remote, and from the last checkpoint where
+where another worker takes it. The new worker continues from the results in the DVC remote, and from the last checkpoint if
 TAP_CHECKPOINTS is a folder that both workers can read.
 """
 
@@ -29,7 +29,7 @@ TRAIN_EVALUATE = "tap-train-evaluate"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 AFTER = 90  # seconds without a heartbeat: three were missed
 STARTING = 600  # seconds from a run's submission by its worker to its first heartbeat, at most
-ATTEMPTS = 3  # a run that has lost so many workers may be the cause
+ATTEMPTS = 3  # a run that has lost that many workers may be the cause
 
 
 @flow(name="tap-reap")
@@ -56,7 +56,7 @@ def reap_lost_runs(client: SyncPrefectClient, after: float) -> list[str]:
         client.set_flow_run_state(run.id, state, force=True)
         try:
             ended = f"runs ended in MLflow: {tracking.end_runs(Runtime().tracking_uri, str(run.id))}"
-        except ValueError as error:  # the store is down, and will show them as running
+        except ValueError as error:  # the store is down, and will still show them as running
             ended = str(error)
         lines.append(f"{run.name}: no heartbeat for {after:.0f} s, now {state.name}; {ended}")
     return lines

@@ -60,7 +60,7 @@ class StageFailed(Exception):
 def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | None = None) -> State[Any]:
     """One dataset and seed on a worker: results in the DVC remote are restored, all others computed and pushed there.
 
-    Its training shares `gpus` GPUs, where the worker has any. `parent_run` is the id of the sweep's run.
+    Its training shares `gpus` GPUs, if the worker has any. `parent_run` is the id of the sweep's run.
     """
     end_with_worker()
     flow_run, params = str(runtime.flow_run.id), load_params(PARAMS, dataset)
@@ -180,7 +180,7 @@ def sweep(
     gpus: int = 1,
     promote: bool = True,
 ) -> State[Any]:
-    """Every one of `datasets` and `seeds` (None: all of params.yaml) by the workers of `pool`, at the commit checked out here.
+    """Run every one of `datasets` and `seeds` (None: all of params.yaml) on the workers of `pool`, at the commit checked out.
 
     Combinations that an earlier sweep of this commit has started are taken over; completed ones are restored.
     """
@@ -228,7 +228,7 @@ def _start(dataset: str, seed: int, commit: str, pool: Pool, gpus: int, parent_r
 
 
 def _collect(chosen: Sequence[Instance], combinations: Sequence[Combination], promote: bool) -> bool:
-    """Restore the results of the completed combinations here, promote and summarize them; False where the restore failed."""
+    """Restore the results of the completed combinations here, promote and summarize them; False if the restore failed."""
     done = {(each.dataset, each.seed) for each in combinations if each.done}
     restored = [i for i in chosen if i.stage in ("fetch", "report") or (i.dataset, i.seed) in done] if done else []
     if restored and not restore(restored, return_state=True).is_completed():
@@ -248,10 +248,10 @@ def restore(chosen: Sequence[Instance]) -> State[Any]:
 
 
 def _commit() -> str:
-    """The commit for the workers. Raises ValueError where this folder has uncommitted changes."""
+    """The commit for the workers. Raises ValueError if this folder has uncommitted changes."""
     commit, dirty = tracking.git_state()
     if dirty:
-        raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run a commit, so commit first")
+        raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run commits, so commit first")
     return commit
 
 
@@ -325,11 +325,11 @@ def run(
     promote: bool,
     remote: str | None,
 ) -> None:
-    """The command `tap sweep`. Raises ValueError where a combination fails."""
+    """The command `tap sweep`. Raises ValueError if a combination fails."""
     require_server()
     if remote:
         use_remote(Path(), remote)
-    # The flow checks the same, but its errors come with a traceback.
+    # The flow makes the same checks, but its errors come with a traceback.
     require_remote()
     instances(datasets, seeds)
     _commit()

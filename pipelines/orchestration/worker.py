@@ -1,6 +1,6 @@
 """A worker: a clone of the project on a machine, in which the flow runs of a Prefect work pool are executed.
 
-Code comes by git commit, data and results come from the DVC remote with its run cache. One worker has one clone and runs one
+Code comes from a git commit, data and results from the DVC remote with its run cache. One worker has one clone and runs one
 flow at a time, since two `dvc repro` cannot share a clone; a machine with four GPUs gets four workers.
 """
 
@@ -24,15 +24,15 @@ from pipelines.orchestration import gpus, process
 CLONE, COMMIT = "TAP_CLONE", "TAP_COMMIT"
 POOLS = ("gpu", "cpu", "control")
 DVC_REMOTE = "team"
-HEARTBEAT = 30  # seconds, Prefect's minimum; without it `tap reap` takes the worker for lost
+HEARTBEAT = 30  # seconds, Prefect's minimum; without heartbeats, `tap reap` considers the worker lost
 POLL = 5  # seconds between two requests for work
 
 
 def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per_gpu: int) -> int:
     """Create or update the clone in `folder`, then work for `pool` until Ctrl-C; returns the exit code of Prefect's worker.
 
-    `git` is the source of commits; by default the origin of this folder's project, or this folder where it has none. `remote`
-    is the DVC remote; by default this folder's. Raises ValueError where one of them cannot be used.
+    `git` is the source of commits; by default the origin of this folder's project, or this folder if it has none. `remote`
+    is the DVC remote; by default this folder's. Raises ValueError if one of them cannot be used.
     """
     if pool not in POOLS:
         raise ValueError(f"pool: {pool!r} is unknown: choose from {', '.join(POOLS)}")
@@ -59,7 +59,7 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
 
 
 def require_server() -> None:
-    """Raises ValueError where no Prefect server is configured."""
+    """Raises ValueError if no Prefect server is configured."""
     if not PREFECT_API_URL.value():
         raise ValueError(
             "no Prefect server is configured: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api"
@@ -67,7 +67,7 @@ def require_server() -> None:
 
 
 def require_workers(deployment: str, pool: str) -> None:
-    """Raises ValueError where a deployment does not exist, since no worker has ever been started."""
+    """Raises ValueError if a deployment does not exist, which means that no worker was ever started."""
     with get_client(sync_client=True) as client:
         try:
             client.read_deployment_by_name(deployment)
@@ -78,7 +78,7 @@ def require_workers(deployment: str, pool: str) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """This machine's GPUs as values for CUDA_VISIBLE_DEVICES. Raises ValueError where there are none."""
+    """This machine's GPUs as values for CUDA_VISIBLE_DEVICES. Raises ValueError if there are none."""
     import torch  # slow to load
 
     if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -103,23 +103,23 @@ def use_remote(folder: Path, remote: str) -> None:
     command = [sys.executable, "-m", "dvc", "remote", "add", "--local", "--force", "--default", DVC_REMOTE, url]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode:
-        raise ValueError(f"{remote}: DVC refuses it as a remote: {result.stderr.strip()}")
+        raise ValueError(f"{remote}: DVC rejects it as a remote: {result.stderr.strip()}")
 
 
 def require_remote() -> str:
-    """The URL of this folder's default DVC remote. Raises ValueError where there is none."""
+    """The URL of this folder's default DVC remote. Raises ValueError if there is none."""
 
     def config(key: str) -> str:
         command = [sys.executable, "-m", "dvc", "config", key]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     if not (name := config("core.remote")):
-        raise ValueError("no DVC remote is set here: set one by --remote, a folder or a URL like s3://bucket/path")
+        raise ValueError("no DVC remote is set here: set one with --remote, a folder or a URL like s3://bucket/path")
     return config(f"remote.{name}.url")
 
 
 def _origin() -> str:
-    """The origin of the clone in this folder; this folder where it has none."""
+    """The origin of the clone in this folder; this folder if it has none."""
     try:
         return _git("remote", "get-url", "origin")
     except ValueError:
@@ -129,7 +129,7 @@ def _origin() -> str:
 def enter_clone() -> dict[str, str]:
     """Prefect's pull step: check out the commit TAP_COMMIT, by default the origin's newest, in the worker's clone.
 
-    Raises ValueError where the clone's origin does not have the commit.
+    Raises ValueError if the clone's origin does not have the commit.
     """
     folder = os.environ[CLONE]
     _git("-C", folder, "fetch", "--quiet", "--tags", "origin")
@@ -143,7 +143,7 @@ def enter_clone() -> dict[str, str]:
 
 
 def end_with_worker() -> None:
-    """In a worker's child process, kill it once the worker is gone, so that `reap` can give its run to another worker."""
+    """In a worker's child process, kill the process once the worker is gone, so that `reap` can return its run to the pool."""
     if CLONE not in os.environ:
         return
     worker = os.getppid()

@@ -1,4 +1,4 @@
-"""Stage ablations: a trained policy with another planner, or another model's, as params.yaml's `ablations` name them.
+"""Stage ablations: other models, or trained ones with another planner, as params.yaml's `ablations` define them -> scores.
 
 Example: python -m pipelines.stages.ablations hopper-medium-replay 0 no-search
 """

@@ -1,4 +1,4 @@
-"""Stage diagnose: the plans that a policy's searches choose from, beside what the simulator makes of them (paper, appendix).
+"""Stage diagnose: the plans that a policy's searches choose from, next to the simulator executing them (paper, appendix).
 
 Example: python -m pipelines.stages.diagnose hopper-medium-replay 0
 """
@@ -27,7 +27,7 @@ from tap.results import Diagnosis, ValidationReport, instance_key, metrics_path
 from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 
-VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to draw plans in, where they are known
+VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to plot plans in, if known
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -50,7 +50,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
 
 
 def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: int, key: str) -> dict[str, Any]:
-    """Draw and follow plans, and write them for the report; what is measured of them."""
+    """Sample plans, execute them in the simulator, and write them for the report; returns what is measured."""
     examples = read_json(Path(f"data/plots/evaluate/{key}.json"))["examples"]
     episodes = min(EPISODES, params.episodes)
     starts = [State(params.seed + episode) for episode in range(episodes)]
@@ -84,7 +84,7 @@ def state_of(example: dict[str, Any]) -> State:
 
 
 def frames(info: DatasetInfo, state: State, searches: dict[str, Any]) -> dict[str, str]:
-    """For each search, the simulator following its chosen plan: a PNG in base64. Nothing where no renderer works."""
+    """For each search, the simulator executing its chosen plan: a PNG in base64. Empty if no renderer works."""
     os.environ.setdefault("MUJOCO_GL", "egl")  # needs no display
     found = {}
     try:
@@ -93,7 +93,7 @@ def frames(info: DatasetInfo, state: State, searches: dict[str, Any]) -> dict[st
                 with io.BytesIO() as file:
                     imsave(file, render(env, state, np.array(shown["chosen_actions"], np.float32)), format="png")
                     found[search] = base64.b64encode(file.getvalue()).decode()
-    except Exception as error:  # whatever a graphics driver raises: pictures are an extra
+    except Exception as error:  # a graphics driver may raise anything, and pictures are optional
         print(f"no pictures of the simulator: {type(error).__name__}: {error}", file=sys.stderr)
         return {}
     return found

@@ -94,7 +94,7 @@ def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
 
 
 def run_ids(key: str) -> dict[str, str | None]:
-    """The runs that trained the models called `key`, by stage. They decide no score, so DVC has no dependency on them."""
+    """The runs that trained the models called `key`, by stage. They do not affect scores, so DVC does not depend on them."""
     paths = {stage: lineage_path(stage, key) for stage in ("train_vqvae", "train_prior")}
     return {stage: Lineage.read(path).run_id if path.exists() else None for stage, path in paths.items()}
 
@@ -121,7 +121,7 @@ def tags_of(facts: Provenance, runs: dict[str, str | None]) -> dict[str, object]
 
 
 def log(tracked: tracking.Run, evaluation: Evaluation, models: str) -> None:
-    """Log what people compare: scores, latency, and the codebook's perplexity of the trained `models`."""
+    """Log what runs are compared by: scores, latency, and the codebook's perplexity of the trained `models`."""
     tracked.log_metrics(0, {key: value for key, value in evaluation if isinstance(value, float)})
     tracked.log_metrics(0, {f"latency_ms_{key}": value for key, value in evaluation.latency_ms})
     training = metrics_path(DATA, "train_vqvae", models)
@@ -148,9 +148,9 @@ def behaviour(episodes: Episodes, info: DatasetInfo) -> Behaviour:
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
-    """A digest of all that decides a score but the training seed and the code: params of models as trained, data, protocol."""
+    """A digest of all that determines a score except training seed and code: params of models as trained, data, protocol."""
     parts = {
-        "fetch": resolved.fetch.model_dump(mode="json", exclude={"source", "path"}),  # the digest says which data
+        "fetch": resolved.fetch.model_dump(mode="json", exclude={"source", "path"}),  # the digest identifies the data
         "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
         "train_prior": policy.prior.params.model_dump(mode="json"),
         "evaluate": resolved.params.model_dump(mode="json", exclude={"latency_budget_ms"}),
@@ -166,10 +166,10 @@ def register(
     validation: ValidationReport,
     latency_budget_ms: float,
 ) -> None:
-    """Log the policy as a model and make it a version of its family, with its card and the evidence that promotion weighs."""
+    """Log the policy as a model and make it a version of its family, with its card and the evidence for promotion."""
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
-        # On a CPU, as in the load test: a GPU rounds otherwise, and may choose another plan.
+        # On a CPU, as in the load test: a GPU rounds differently, and may choose another plan.
         on_cpu = Policy.load(Path(folder) / "policy", "cpu")
         example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
         log_policy(run, Path(folder) / "policy", example_observations)

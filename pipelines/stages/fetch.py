@@ -1,4 +1,4 @@
-"""Stage fetch: a dataset's file, from wherever it is -> data/raw/DATASET: its episodes as arrays, and a validation report.
+"""Stage fetch: a dataset's HDF5 file, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
 
 Example: python -m pipelines.stages.fetch hopper-medium-replay
 """
@@ -22,7 +22,7 @@ def run(dataset: Dataset) -> None:
     stage, folder = FetchStage.read(dataset), Path("data/raw") / dataset
     with recording_of(stage.info, stage.params) as recording:
         validation = validate(recording)
-        # Written last, so that the arrays beside a report are always those that it describes.
+        # Written last, so that a report always describes the arrays next to it.
         (folder / "validation.json").unlink(missing_ok=True)
         recording.save(folder / "episodes")
     validation.write(folder / "validation.json")
@@ -36,7 +36,7 @@ def run(dataset: Dataset) -> None:
 
 
 def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
-    """A dataset's validation report; its file is downloaded where it is not here yet. Raises ValueError."""
+    """A dataset's validation report; downloads its file if it is not on this machine yet. Raises ValueError."""
     with recording_of(info, fetch) as recording:
         return validate(recording)
 
@@ -51,9 +51,9 @@ def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
 
 
 def check_environment(info: DatasetInfo, observation_dim: int, action_dim: int) -> None:
-    """Raise ValueError where the environment to evaluate in has other dimensions than the data, or cannot be made.
+    """Raise ValueError if the environment for evaluation has other dimensions than the data, or cannot be made.
 
-    A dataset without environment passes.
+    A dataset without an environment passes.
     """
     if info.environment is None:
         return

@@ -1,10 +1,10 @@
-"""Stage params: params.yaml and the catalog -> data/params: what each stage needs to know, merged and validated.
+"""Stage params: params.yaml and the catalog -> data/params: the params of each stage, merged and validated.
 
-The other stages read these files, and DVC has them depend on these instead of on params.yaml. So a stage goes stale where one
-of its own params changes, in whichever layer of params.yaml, and not where a dataset is added or another stage's params change.
+The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
+changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
     data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, evaluate
-    data/params/DATASET/ABLATION/STAGE.json    evaluate, of an ablation that trains models also train_vqvae and train_prior
+    data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also train_vqvae and train_prior
 
 Example: python -m pipelines.stages.params
 """
@@ -35,19 +35,19 @@ PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
 
 
 class StageParams(Section):
-    """What one stage needs to know for one dataset, or for one of its ablations."""
+    """The params of one stage for one dataset, or for one of its ablations."""
 
     stage: ClassVar[str]
 
     @classmethod
     def path(cls, dataset: str, ablation: str | None = None) -> Path:
-        """The file that holds it, which the stage `params` writes."""
+        """The file, which the stage `params` writes."""
         return FOLDER / dataset / (ablation or "") / f"{cls.stage}.json"
 
     @classmethod
     def read(cls, dataset: str, ablation: str | None = None) -> Self:
-        """Read the file. Raises ValueError where the stage `params` has not written it."""
-        if "DVC_STAGE" not in os.environ:  # DVC runs the stage `params` first; a stage that is run by hand does so here
+        """Read the file. Raises ValueError if the stage `params` has not written it."""
+        if "DVC_STAGE" not in os.environ:  # DVC runs the stage `params` first; if a stage is run by hand, it is run here
             run()
         path = cls.path(dataset, ablation)
         try:
@@ -55,7 +55,7 @@ class StageParams(Section):
         except (FileNotFoundError, ValidationError) as error:
             where = f"{dataset}, ablation {ablation}" if ablation else dataset
             raise ValueError(
-                f"{path} does not hold the params of {where} ({type(error).__name__}): check that {PARAMS} lists it, "
+                f"{path} has no valid params of {where} ({type(error).__name__}): check that {PARAMS} lists it, "
                 "and run `dvc repro params`"
             ) from None
 
@@ -69,7 +69,7 @@ class FetchStage(StageParams):
 
 
 class TrainVqvaeStage(StageParams):
-    """The VQ-VAE's params; the scale is for people to see."""
+    """The VQ-VAE's params; the scale is only recorded."""
 
     stage: ClassVar[str] = "train_vqvae"
     scale: Scale
@@ -77,7 +77,7 @@ class TrainVqvaeStage(StageParams):
 
 
 class TrainPriorStage(StageParams):
-    """The prior's params; the scale is for people to see."""
+    """The prior's params; the scale is only recorded."""
 
     stage: ClassVar[str] = "train_prior"
     scale: Scale
@@ -85,14 +85,14 @@ class TrainPriorStage(StageParams):
 
 
 class EvaluateStage(StageParams):
-    """The environment, the planner and the protocol. Where the file of the data lies is not part of it."""
+    """The environment, the planner and the protocol, without the location of the dataset's file."""
 
     stage: ClassVar[str] = "evaluate"
     scale: Scale
     info: DatasetInfo
     fetch: FetchParams
     params: EvaluateParams
-    trains: bool  # whether an ablation has models of its own
+    trains: bool  # whether an ablation trains its own models
 
 
 def run() -> None:
@@ -102,7 +102,7 @@ def run() -> None:
 
 
 def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
-    """All files of the stage, with their content. Raises ValueError with the path of a faulty key in params.yaml."""
+    """All files of the stage, with their content. Raises ValueError with the path of the invalid key in params.yaml."""
     file = read_params_file(params_yaml)
     for dataset in file.datasets:
         ablations = [*file.ablate.planners, *file.ablate.models] if dataset in file.ablate.datasets else []

@@ -14,7 +14,7 @@ DATA = Path("data")
 
 
 def run() -> None:
-    """Write the report and the scores, and print where the report is."""
+    """Write the report and the scores, and print the path of the report."""
     page = write_report(DATA, DATA / "report")
     write_json(DATA / "scores.json", headline(table_rows(load_evaluations(DATA))))
     print(page)

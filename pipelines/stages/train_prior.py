@@ -31,7 +31,7 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
         torch.manual_seed(seed)
         prior = Prior(params, vqvae.params, vqvae.layout.observation_dim).to(job.device)
 
-        # The VQ-VAE is frozen, so where training sees a window more than once, all are encoded before.
+        # The VQ-VAE is frozen, so if training uses windows more than once, all are encoded first.
         once = params.fit.updates * params.fit.batch_size > len(training)
         codes = {windows: encode(vqvae, windows) for windows in (training, held_out) if once}
 
@@ -45,7 +45,7 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
 
 @torch.no_grad()
 def encode(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Tensor:
-    """The codes (B, M) of the windows that start at rows `starts_B`, of all without; int32."""
+    """The codes (B, M), int32, of the windows that start at rows `starts_B`, or of all windows."""
     if starts_B is None:
         starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
     with torch.autocast(starts_B.device.type, enabled=False):

@@ -27,8 +27,8 @@ from tap.tracking import run as tracking
 from tap.training import LossFunction, checkpoint_folder, fit
 
 DATA = Path("data")
-SPEED = "updates_per_second"  # of this machine, so no part of the results
-# The code that decides weights and curves, as prefixes of module names; dvc.yaml names the same as dependencies.
+SPEED = "updates_per_second"  # depends on the machine, so it is not part of the results
+# The code that determines weights and curves, as prefixes of module names; dvc.yaml lists the same code as dependencies.
 DECISIVE_CODE = (
     "pipelines.stages.train",
     "tap.cuda_graph",
@@ -86,7 +86,7 @@ class Job:
 
 
 def launch(run: Callable[..., None]) -> None:
-    """The command line of a training stage; on a machine with several GPUs, in one process for each, which share the batch."""
+    """The command line of a training stage; on a machine with several GPUs, in one process per GPU, which share the batch."""
     module = sys.modules["__main__"].__spec__
     if torch.cuda.device_count() > 1 and Runtime().device == "auto" and "WORLD_SIZE" not in os.environ and module:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=gpu"]
@@ -98,9 +98,9 @@ def launch(run: Callable[..., None]) -> None:
 def training_job(
     stage: TrainVqvaeStage | TrainPriorStage, dataset: str, seed: int, ablation: str | None, inputs: dict[str, Any]
 ) -> Iterator[Job]:
-    """Everything a training stage needs, for the length of the context; `inputs` decide the weights beside data and params.
+    """Everything a training stage needs, for the length of the context; `inputs` determine the weights besides data and params.
 
-    Raises ValueError on faulty data, and where another process trains the same.
+    Raises ValueError if data is invalid, or another process is training the same model.
     """
     runtime, key, name = Runtime(), instance_key(dataset, seed, ablation), stage.stage
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
@@ -143,8 +143,8 @@ def training_job(
 
 
 def decisive_code() -> dict[str, str]:
-    """SHA-256 of the source of each loaded module that decides weights."""
-    # By their specs, since the module that runs as __main__ has its own name there.
+    """SHA-256 of the source of each loaded module that determines weights."""
+    # By their specs, which have the real name of the module that runs as __main__.
     specs = {spec.name: spec for module in [*sys.modules.values()] if (spec := getattr(module, "__spec__", None))}
     files = {name: spec.origin for name, spec in specs.items() if name.startswith(DECISIVE_CODE)}
     return {name: sha256(Path(file)) for name, file in sorted(files.items()) if file}

@@ -1,27 +1,27 @@
-"""Where episodes end in a file that is a flat table, one row a step.
+"""Where episodes end in a file that is a flat table with one row per step.
 
-`terminals` and `timeouts` mark an episode's last row, and a *jump* is a row that the next one does not continue:
+`terminals` and `timeouts` mark an episode's last row, and a *jump* is a row whose successor belongs to another trajectory:
 
     row           0   1   2 | 3   4 | 5   6   7 | 8   9
     observation   s0  s1  s2| s0  s1| s0  s1  s2| s0  s1
-    terminals     .   .   T | .   . | .   .   . | .   .      the task ended: no future
+    terminals     .   .   T | .   . | .   .   . | .   .      the task ended
     timeouts      .   .   . | .   U | .   .   . | .   .      stopped by a limit, or by a collector
     jump          .   .   j | .   j | .   .   j | .   .      found by comparing neighbouring rows
 
 - An episode ends at a terminal, a timeout, a jump, or the end of the file, whichever comes first.
-- Jumps are found by `next_observations`, where the file has them, and by `fetch.max_jump`, where it is set. Where it is not:
-  in AntMaze, ant or goal moves more than 1 m in a step (v0's timeouts are out of step with its resets); in Adroit, most
-  dimensions move further than 99 % of ordinary steps move them.
-- Adroit's human demonstrations outlast the limit at which their files set a timeout, so there a timeout ends an episode only
-  where the observation jumps.
-- AntMaze's collectors went on at the goal, where the task pays 1 and ends: rows that pay, or are flagged, come in runs, and
-  ants that loiter there leave and reach it again within steps. The first such row ends the episode; the rows after it, up to
-  the last such row before the reset, are dropped and counted; what follows is another episode.
+- Jumps are found by `next_observations`, if the file has them, and by `fetch.max_jump`, if it is set. If it is not: in AntMaze,
+  ant or goal moves more than 1 m in a step (v0's timeouts do not coincide with its resets); in Adroit, most dimensions move
+  further than in 99 % of ordinary steps.
+- Adroit's human demonstrations are longer than the limit at which their files set a timeout, so in Adroit a timeout ends an
+  episode only if the observation jumps.
+- In AntMaze the task ends at the goal with a reward of 1, but the recording continues: rows with a reward or a terminal come in
+  runs, and an ant near the goal leaves and reaches it again within a few steps. The first such row ends the episode; the rows
+  after it, up to the last such row before the reset, are dropped and counted; the next row begins another episode.
 - A terminal is a true one only before the limit `max_episode_steps`: at or past it, old releases of gym and recorders of
-  demonstrations flag a terminal merely because they stop. A goal that AntMaze pays for is a true end at any time. Every other
+  demonstrations flag a terminal merely because they stop. A rewarded goal in AntMaze is a true end at any time. Every other
   episode is truncated.
-- An episode longer than the limit misses a boundary, and is an error. Where jumps are looked for, only one five times as long
-  is: collectors had limits of their own.
+- An episode longer than the limit has a missing boundary, and is an error. If jumps are searched for, only an episode five
+  times as long is an error, because recordings may have had other limits.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ from tap.data.hdf5 import Table
 from tap.settings import FetchParams, Suite
 
 ANTMAZE_MAX_JUMP = 1.0  # metres; measured: at most 0.35 m within an episode
-LONGEST = 5  # times max_episode_steps, where jumps are looked for; Adroit's longest demonstration, hammer's 624 steps, is 3.1
-QUANTILE_ROWS = 100_000  # ordinary steps that Adroit's quantile is taken of, at least
+LONGEST = 5  # times max_episode_steps, if jumps are searched for; Adroit's longest demonstration, hammer's 624 steps, is 3.1
+QUANTILE_ROWS = 100_000  # at most this many ordinary steps are sampled for Adroit's quantile
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class Boundaries:
         return np.asarray(self.ends - self.starts)
 
     def describe(self) -> dict[str, Any]:
-        """How many episodes end for which reason, and the rows that were passed over; also as a sentence, under "how"."""
+        """How many episodes end for each reason, and what was ignored or dropped; also as a sentence, under "how"."""
         counts = {
             name: int((self.reasons == name).sum()) for name in ("terminals", "timeouts", "discontinuities", "end_of_file")
         }
         counts |= {"ignored_timeouts": self.ignored_timeouts, "dropped_goal_rows": int((~self.kept).sum())}
         how = (
             "episodes end at {terminals} terminals, {timeouts} timeouts, {discontinuities} discontinuities, and {end_of_file} "
-            "at the end of the file; timeouts ignored as the observation goes on: {ignored_timeouts}; "
+            "at the end of the file; timeouts ignored because the observation continues: {ignored_timeouts}; "
             "rows dropped at the goal: {dropped_goal_rows}"
         )
         return counts | {"how": how.format(**counts)}
 
 
 def find_boundaries(table: Table, info: DatasetInfo, fetch: FetchParams) -> Boundaries:
-    """Where each episode begins and ends, by the rules above. Raises ValueError where a boundary must be missing."""
+    """Where each episode begins and ends, by the rules above. Raises ValueError if a boundary is missing."""
     terminals, timeouts = table.read_flags("terminals"), table.read_flags("timeouts")
     jumps = _jumps(table, info, fetch, terminals | timeouts)
     if info.suite == "antmaze":
@@ -137,7 +137,7 @@ def _distances(observations: np.ndarray, suite: Suite) -> np.ndarray:
 
 
 def _usual_steps(table: Table, flagged: np.ndarray) -> np.ndarray | None:
-    """How far each dimension (O,) moves at most in 99 % of the steps from unflagged rows; None where all are flagged."""
+    """How far each dimension (O,) moves at most in 99 % of the steps from unflagged rows; None if all are flagged."""
     ordinary = table.num_rows - 1 - int(flagged[:-1].sum())
     if not ordinary:
         return None
@@ -154,7 +154,7 @@ def _usual_steps(table: Table, flagged: np.ndarray) -> np.ndarray | None:
 def _resets(observations: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """After which rows (N - 1,) most dimensions move further than `usual` (O,).
 
-    Distances do not tell a reset, as Adroit observations have dimensions that flip from -1 to 1. Measured in human and expert
+    Distances do not reveal a reset, because Adroit observations have dimensions that flip from -1 to 1. In human and expert
     data of the four tasks, resets move at least 62 % of the dimensions that far, other steps at most 42 %.
     """
     moving = usual > 0
@@ -162,7 +162,7 @@ def _resets(observations: np.ndarray, usual: np.ndarray) -> np.ndarray:
 
 
 def _check_lengths(boundaries: Boundaries, table: Table, info: DatasetInfo, fetch: FetchParams) -> None:
-    """Raise ValueError where an episode is so long that it must miss a boundary."""
+    """Raise ValueError if an episode is so long that a boundary must be missing."""
     limit, lengths = info.max_episode_steps, boundaries.lengths
     jumps = info.suite in ("adroit", "antmaze") or fetch.max_jump is not None or "next_observations" in table.columns
     too_long = np.flatnonzero(lengths > (LONGEST * limit if jumps else limit))

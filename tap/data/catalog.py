@@ -21,7 +21,7 @@ class DatasetInfo:
     id: str
     suite: Suite
     source: Source
-    path: Path | None  # of the file, where source is "bundled" or names one
+    path: Path | None  # of the file, if source is "bundled", or "file" with a path
     url: str | None
     environment: str | None  # a gymnasium id, or "d4rl"
     max_episode_steps: int
@@ -34,7 +34,7 @@ def known_datasets() -> dict[str, DatasetInfo]:
     """The datasets that need no facts from params.yaml, by id: D4RL's, the bundled one, and stochastic locomotion, which has
     no download and the reference scores of D4RL's deterministic task.
 
-    URLs and reference scores come from the d4rl package where it is installed, else from the table beside this module.
+    URLs and reference scores come from the d4rl package if it is installed, else from d4rl_table.csv.
     """
     urls, minima, maxima = d4rl_facts()
     known = {}
@@ -75,7 +75,7 @@ def d4rl_facts() -> tuple[dict[str, str], dict[str, float], dict[str, float]]:
 
 
 def d4rl_file(name: str) -> Path | None:
-    """Where a file of the installed d4rl package lies, without importing d4rl; None where it is not installed."""
+    """The path of a file in the installed d4rl package, without importing d4rl; None if it is not installed."""
     try:
         files = importlib.metadata.files("d4rl") or []
     except importlib.metadata.PackageNotFoundError:
@@ -86,7 +86,7 @@ def d4rl_file(name: str) -> Path | None:
 def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     """Facts about `dataset`: the catalog's, overridden by what `fetch` sets.
 
-    Raises ValueError where the id is unknown and `fetch` does not say enough, or where `fetch` contradicts itself.
+    Raises ValueError if the id is unknown and `fetch` does not set enough, or if `fetch` is inconsistent.
     """
     key = f"datasets.{dataset}.fetch"
     info = known_datasets().get(dataset)
@@ -96,7 +96,7 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
             raise ValueError(
                 f"unknown dataset {dataset!r}"
                 + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
-                + "\nFor a file of your own, params.yaml must say where it is and how long an episode may be:"
+                + "\nFor your own file, params.yaml must set its path and the maximal length of an episode:"
                 + f"\n  datasets:\n    {dataset}:\n      fetch: {{path: FILE.hdf5, max_episode_steps: 1000}}"
                 + "\nand, to evaluate, `environment` (a gymnasium id), `reference_min_score` and `reference_max_score`"
             )

@@ -1,6 +1,6 @@
-"""Data that may be larger than memory is worked through in chunks: ranges of rows, or of whole episodes.
+"""Data that may be larger than memory is processed in chunks: ranges of rows, or of whole episodes.
 
-Data of at most `ROWS` rows is one chunk. Sums of floats over several chunks are rounded in another order than those over one.
+Data of at most `ROWS` rows is one chunk. Sums of floats over several chunks are rounded differently than those over one.
 """
 
 from collections.abc import Iterator

@@ -14,15 +14,15 @@ from tqdm import tqdm
 from tap.data.catalog import DatasetInfo
 from tap.files import read_json, sha256, write_json
 
-TIMEOUT = 30  # seconds without an answer
+TIMEOUT = 30  # seconds without a response
 CHUNK = 1 << 20  # bytes
 
 
 def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
-    """The dataset's file on this machine, downloaded into the folder `shared` where that is its source and it is not there yet.
+    """The dataset's file on this machine, downloaded into the folder `shared` if that is its source and it is missing.
 
-    The digest of a downloaded file is recorded in `lock` when first seen, and must be the same ever after.
-    Raises ValueError where the file is missing, cannot be downloaded, or its digest is not the recorded one.
+    The digest of a downloaded file is recorded in `lock` the first time, and must not change after that.
+    Raises ValueError if the file is missing, cannot be downloaded, or its digest is not the recorded one.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
@@ -36,14 +36,14 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
             raise ValueError(f"{info.id}: {path} does not exist: put it there, or set {key}")
         return path
     shared.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as turn:  # others may want the same file: one at a time
+    with path.with_name(path.name + ".lock").open("w") as turn:  # only one process at a time downloads a file
         fcntl.flock(turn, fcntl.LOCK_EX)
         if path.is_file():
             _verify(info, path, lock, f"delete {path} to download it again")
             return path
         fresh = download(info.url, path)
         try:
-            _verify(info, fresh, lock, f"it was removed; run again, or get the file otherwise and put it at {path}")
+            _verify(info, fresh, lock, f"it was removed; run again, or put the file at {path} yourself")
         except ValueError:
             fresh.unlink()
             raise
@@ -51,9 +51,9 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
 
 
 def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
-    """Record the file's digest in `lock` where it has none; raise ValueError where it is incomplete or has another digest."""
+    """Record the file's digest in `lock` if that has none; raise ValueError if the file is incomplete or has another digest."""
     try:
-        h5py.File(file).close()  # finds a web page, or what another program's broken download left
+        h5py.File(file).close()  # detects a web page, or a download that another program did not finish
     except OSError as error:
         raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
@@ -70,12 +70,12 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
 
 
 def download(url: str, target: Path) -> Path:
-    """Download a whole file to `target`.part, going on where an earlier attempt stopped; returns that path.
+    """Download a whole file to `target`.part, resuming where an earlier attempt stopped; returns that path.
 
-    Raises ValueError, which says what to do, where there is no connection, or the server does not send all of the file.
+    Raises ValueError, with a remedy, if there is no connection, or the server does not send all of the file.
     """
     part = target.with_name(target.name + ".part")
-    remedy = f"run again to go on from there, or get the file otherwise and put it at {target}"
+    remedy = f"run again to resume, or put the file at {target} yourself"
     while True:
         before = _size(part)
         try:
@@ -91,7 +91,7 @@ def download(url: str, target: Path) -> Path:
 
 
 def _receive(url: str, part: Path) -> int | None:
-    """Append to `part` what the server sends until it stops; returns the whole file's size where the server sends it."""
+    """Append to `part` what the server sends until it stops; returns the whole file's size if the server sends it."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -99,13 +99,13 @@ def _receive(url: str, part: Path) -> int | None:
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        part.unlink()  # not a beginning of this file
+        part.unlink()  # not the beginning of this file
         return _receive(url, part)
     with response:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT and span is not None and int(span[1]) == have
         if not resumed and response.status != http.HTTPStatus.OK:
-            raise OSError(f"unexpected answer {response.status} {response.reason}")
+            raise OSError(f"unexpected response {response.status} {response.reason}")
         size = span[2] if span else response.headers.get("Content-Length")
         total = int(size) if size else None
         with (

@@ -20,15 +20,15 @@ class Episodes:
     actions: np.ndarray  # (N, A) float32
     rewards: np.ndarray  # (N,) float32
     terminals: np.ndarray  # (N,) bool: only on the last row of an episode that truly ended
-    offsets: np.ndarray  # (E + 1,) int64: where each episode begins, and N
+    offsets: np.ndarray  # (E + 1,) int64: the first row of each episode, and N
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """What `save_episodes` wrote to data/raw/DATASET/episodes, memory-mapped and read-only.
 
-        Raises ValueError where a file is missing or damaged.
+        Raises ValueError if a file is missing or damaged.
         """
-        remedy = f"get the dataset again with `dvc repro --force fetch@{folder.parent.name}`"
+        remedy = f"fetch the dataset again with `dvc repro --force fetch@{folder.parent.name}`"
         arrays: dict[str, np.ndarray] = {}
         for name, (dtype, ndim) in ARRAYS.items():
             path = folder / f"{name}.npy"
@@ -39,11 +39,11 @@ class Episodes:
             except (OSError, ValueError, EOFError) as error:
                 raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
             if array.dtype != dtype or array.ndim != ndim:
-                raise ValueError(f"{path} holds {array.dtype} {array.shape}, not {dtype} with {ndim} dimensions: {remedy}")
+                raise ValueError(f"{path} contains {array.dtype} {array.shape}, not {dtype} with {ndim} dimensions: {remedy}")
             arrays[name] = array
         offsets = arrays["offsets"]
         if len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 1).any():
-            raise ValueError(f"{folder / 'offsets.npy'} does not rise from 0: {remedy}")
+            raise ValueError(f"{folder / 'offsets.npy'} does not increase from 0: {remedy}")
         for name in ARRAYS.keys() - {"offsets"}:
             if len(arrays[name]) != offsets[-1]:
                 raise ValueError(f"{folder / f'{name}.npy'} has {len(arrays[name])} rows, not {offsets[-1]}: {remedy}")
@@ -77,7 +77,7 @@ class Episodes:
 
     @property
     def truncated(self) -> np.ndarray:
-        """Whether each episode (E,) was stopped rather than ended."""
+        """Whether each episode (E,) was truncated rather than terminated."""
         return np.asarray(~self.terminals[self.offsets[1:] - 1])
 
     def chunks(self) -> Iterator["Episodes"]:
@@ -95,7 +95,7 @@ class Episodes:
     def split(self, fraction: float, rng: np.random.Generator) -> tuple["Selection", "Selection"]:
         """Whole episodes for training, and about `fraction` of them held out, each part in the file's order.
 
-        The first part has at least one, and so has the second, where there are two and `fraction` is above 0.
+        The first part has at least one, and so has the second if there are two and `fraction` is above 0.
         """
         held_out = min(max(round(fraction * self.num_episodes), int(fraction > 0)), self.num_episodes - 1)
         order = rng.permutation(self.num_episodes)
@@ -139,7 +139,7 @@ assert [field.name for field in fields(Episodes)] == list(ARRAYS)
 def save_episodes(folder: Path, parts: Iterable[Episodes], lengths: np.ndarray) -> None:
     """Write the arrays of all `parts`, joined, to `folder`/NAME.npy for `Episodes.load`.
 
-    `lengths` (E,) are those of all episodes. Each file appears whole or not at all, and no file where a part raises.
+    `lengths` (E,) are those of all episodes. Each file appears completely or not at all, and none appears if a part raises.
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     with ExitStack() as stack:

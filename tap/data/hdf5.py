@@ -1,4 +1,4 @@
-"""Reading: an HDF5 file in D4RL's layout, one row a step, as a table whose columns are read a chunk of rows at a time."""
+"""Reading: an HDF5 file in D4RL's layout, one row per step, as a table whose columns are read a chunk of rows at a time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ SCALARS = (*FLAGS, "rewards")
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of an open file, all of one length: observations, actions, rewards, terminals, and where the file has them
-    timeouts and next_observations. In AntMaze, whose observations end with the goal, also infos/goal.
+    """The columns of an open file, all of the same length: observations, actions, rewards, terminals, and if the file has
+    them timeouts and next_observations. In AntMaze, whose observations end with the goal, also infos/goal.
     """
 
     path: Path
     columns: Mapping[str, h5py.Dataset]
     dims: Mapping[str, int]  # how many of a column's leading dimensions are read
-    recollected: bool  # whether the file declares that it was recorded anew, and is not D4RL's
+    recollected: bool  # whether the file declares that it was recorded again, and is not D4RL's
 
     @property
     def num_rows(self) -> int:
@@ -41,7 +41,7 @@ class Table:
     def read(self, key: str, rows: slice) -> np.ndarray:
         """Some rows of a column: float32 (rows, dim), rewards (rows,) float32, flags (rows,) bool.
 
-        Raises ValueError for values that are not finite in float32, and where the file cannot be read.
+        Raises ValueError if values are not finite in float32, or the file cannot be read.
         """
         values = self._values(key, rows)
         if not np.isfinite(values).all():
@@ -53,7 +53,7 @@ class Table:
         return values.astype(bool) if key in FLAGS else values
 
     def read_flags(self, key: str) -> np.ndarray:
-        """All of `terminals` or `timeouts` (N,) bool; False where the file has no such column."""
+        """All of `terminals` or `timeouts` (N,) bool; False if the file has no such column."""
         flags = np.zeros(self.num_rows, bool)
         if key in self.columns:
             for rows in row_chunks(self.num_rows):
@@ -79,7 +79,7 @@ class Table:
 
 @contextmanager
 def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
-    """Open a dataset's file. Raises ValueError where it cannot be read, lacks a key, or has keys of the wrong shapes."""
+    """Open a dataset's file. Raises ValueError if it cannot be read, lacks a key, or has keys of the wrong shapes."""
     try:
         file = h5py.File(path)
     except OSError as error:
@@ -91,7 +91,7 @@ def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
         if dims.get("next_observations", dims["observations"]) != dims["observations"]:
             raise ValueError(f"{path}: next_observations and observations differ in size ({shapes})")
         if info.suite == "antmaze" and (dims["observations"], dims["infos/goal"]) != (29, 2):
-            raise ValueError(f"{path}: AntMaze has observations (N, 29) and infos/goal (N, 2), but this file {shapes}")
+            raise ValueError(f"{path}: AntMaze has observations (N, 29) and infos/goal (N, 2), but this file has {shapes}")
         ant = info.environment == "Ant-v4" or (info.environment == "d4rl" and info.id.startswith("ant-"))
         if ant and dims["observations"] == 111:
             dims |= {key: ANT_OBSERVATION_DIM for key in dims if key.endswith("observations")}
@@ -107,20 +107,18 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
     if missing:
         present: list[str] = []
         file.visititems(lambda name, item: present.append(name) if isinstance(item, h5py.Dataset) else None)
-        raise ValueError(
-            f"{path} has no {' and no '.join(missing)}, only {', '.join(present) or 'nothing'}: add what is missing"
-        )
+        raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {', '.join(present) or 'nothing'}: add what is missing")
     return columns
 
 
 def _check_shapes(columns: Mapping[str, h5py.Dataset], path: Path) -> str:
-    """The shapes in words. Raises ValueError where a column is not a table of numbers, or has another number of rows."""
+    """The shapes in words. Raises ValueError if a column is not a table of numbers, or if columns differ in length."""
     shapes = ", ".join(f"{key} {item.shape}" for key, item in columns.items())
     for key, item in columns.items():
         wide = key in SCALARS and item.shape[1:] not in ((), (1,))
         if not item.size or not 1 <= item.ndim <= 2 or item.dtype.kind not in "fiub" or wide:
             raise ValueError(
-                f"{path}: {key} is not a table of numbers with one row a step, but {item.shape} {item.dtype} ({shapes})"
+                f"{path}: {key} is not a table of numbers with one row per step, but {item.shape} {item.dtype} ({shapes})"
             )
     if len({len(item) for item in columns.values()}) > 1:
         raise ValueError(f"{path}: keys have different numbers of rows ({shapes}): one row of each is one step")
@@ -128,4 +126,4 @@ def _check_shapes(columns: Mapping[str, h5py.Dataset], path: Path) -> str:
 
 
 def _incomplete(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"{path} is not a complete HDF5 file ({error}): delete it and get it again")
+    return ValueError(f"{path} is not a complete HDF5 file ({error}): replace it with a complete copy")

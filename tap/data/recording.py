@@ -25,7 +25,7 @@ class Recording:
     fetch: FetchParams
 
     def chunks(self) -> Iterator[Episodes]:
-        """The episodes as recorded, in the file's order, whole ones in each chunk. Raises ValueError as `Table.read`."""
+        """The episodes as recorded, in the file's order and whole in each chunk. Raises ValueError as `Table.read` does."""
         cut = self.boundaries
         for part in episode_chunks(cut.lengths):
             rows = slice(cut.starts[part.start], cut.ends[part.stop - 1])
@@ -40,7 +40,7 @@ class Recording:
             yield Episodes(observations, actions, rewards, terminals, offsets)
 
     def save(self, folder: Path) -> None:
-        """Write the episodes for `Episodes.load`, with actions clipped to [-1, 1] where `fetch.clip_actions` says so."""
+        """Write the episodes for `Episodes.load`, with actions clipped to [-1, 1] if `fetch.clip_actions` is set."""
         parts = self.chunks()
         if self.fetch.clip_actions:
             parts = (replace(part, actions=part.actions.clip(-1, 1)) for part in parts)

@@ -8,7 +8,7 @@ from tap.data.catalog import DatasetInfo
 def normalized_score(info: DatasetInfo, returns: np.ndarray) -> np.ndarray:
     """D4RL's score of undiscounted returns, 100 (R - min) / (max - min): 0 for a random policy, 100 for an expert.
 
-    Raises ValueError where the dataset has no reference scores.
+    Raises ValueError if the dataset has no reference scores.
     """
     low, high = info.reference_min_score, info.reference_max_score
     if low is None or high is None:

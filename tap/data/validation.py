@@ -1,4 +1,4 @@
-"""The validation report of a recording: what is in a dataset, and what looks wrong."""
+"""The validation report of a recording: the contents of a dataset, and what looks wrong."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from tap.results import ValidationReport
 
 
 def validate(recording: Recording) -> ValidationReport:
-    """The report. Reads all of the file; raises ValueError as `Table.read`."""
+    """The report. Reads all of the file; raises ValueError as `Table.read` does."""
     table, info, lengths, path = recording.table, recording.info, recording.boundaries.lengths, recording.table.path
     summary = _Summary()
     for part in recording.chunks():
@@ -75,10 +75,10 @@ class _Summary:
 
 def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
     info, lengths = recording.info, recording.boundaries.lengths
-    single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's have one row more
+    single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's episodes have one more row
     clip = "were clipped" if recording.fetch.clip_actions else "are kept: fetch.clip_actions would clip them"
     candidates = {
-        "it has no environment: it trains a policy, but none can be evaluated": info.environment is None,
+        "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
         "the file has no `timeouts`": "timeouts" not in recording.table.columns,
         "the last episode has no end in the file": report["unfinished_last_episode"],
         f"{single} of {len(lengths)} episodes have a single step": single,

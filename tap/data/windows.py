@@ -31,7 +31,7 @@ MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each quantity stands in a transition and in a token."""
+    """The columns of each quantity in a transition and in a token."""
 
     observation_dim: int
     action_dim: int
@@ -78,9 +78,9 @@ def penalized_rewards(episodes: Episodes, termination_penalty: float | None) -> 
 
 
 def bootstrapped_rewards(episodes: Episodes, rewards: np.ndarray, discount: float) -> np.ndarray:
-    """Rewards (N,) float64 whose discounted sums go on beyond the end of truncated episodes.
+    """Rewards (N,) float64 whose discounted sums extend beyond the end of truncated episodes.
 
-    What the limit cut off is worth as if the episode had gone on for ever at its mean reward: discount * mean / (1 - discount),
+    The missing part is estimated as if the episode continued forever at its mean reward: discount * mean / (1 - discount) is
     added to the last reward.
     """
     rewards, last = rewards.copy(), episodes.offsets[1:] - 1
@@ -92,8 +92,8 @@ def bootstrapped_rewards(episodes: Episodes, rewards: np.ndarray, discount: floa
 def returns_to_go(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> np.ndarray:
     """R_t = sum_{i >= t} discount^(i - t) r_i to the end of t's episode, r_t included.
 
-    `rewards` (N,) float64, `offsets` (E + 1,) where episodes begin; returns (N,) float64. A scan by doubling: after step k each
-    row holds the sum of the next 2^k rewards, so the work is N log(longest episode), without a loop over rows.
+    `rewards` (N,) float64, `offsets` (E + 1,) as in `Episodes`; returns (N,) float64. A scan by doubling: after step k each
+    row has the sum of the next 2^k rewards, so the work is N log(longest episode), without a loop over rows.
     """
     lengths = np.diff(offsets)
     remaining = np.repeat(offsets[1:], lengths) - np.arange(len(rewards))
@@ -112,7 +112,7 @@ def moments(chunks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.nd
 
     Chunks are combined by the formula of Chan, Golub and LeVeque (1983). Of a single chunk these are numpy's mean and std.
     """
-    count, mean, squares = 0, np.zeros(()), np.zeros(())  # of the rows so far; squares: summed, of distances from the mean
+    count, mean, squares = 0, np.zeros(()), np.zeros(())  # of the rows so far; squares: sum of squared distances from the mean
     low, high = np.array(np.inf, np.float32), np.array(-np.inf, np.float32)
     for chunk in chunks:
         total, chunk_mean = count + len(chunk), chunk.mean(axis=0, dtype=np.float64)
@@ -163,24 +163,24 @@ class Normalizer:
     def support_bounds(self, columns: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """The bounds beyond which a raw value is far outside the data: its range, widened by `MARGIN` on each side.
 
-        Each (len(columns),) float64, and infinite where the Normalizer was not fitted. They hold in a dimension's raw unit,
+        Each (len(columns),) float64, and infinite if the Normalizer was not fitted. They are in a dimension's raw unit,
         normalised or not.
         """
         if self.min is None or self.max is None:
             return np.full_like(self.mean[columns], -np.inf, np.float64), np.full_like(self.mean[columns], np.inf, np.float64)
         low, high = self.min[columns].astype(np.float64), self.max[columns].astype(np.float64)
-        rounding = 1e-6 * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))  # what float32 makes of constant dimensions
+        rounding = 1e-6 * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))  # of constant dimensions to float32
         margin = MARGIN * (high - low) + rounding
         return low - margin, high + margin
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both on `device`, copied there once: the planner may not wait for copies."""
+        """Both on `device`, copied there once: the planner must not wait for copies."""
         if device not in self._tensors:
             self._tensors[device] = torch.as_tensor(self.mean, device=device), torch.as_tensor(self.std, device=device)
         return self._tensors[device]
 
     def to_json(self) -> dict[str, Any]:
-        """The statistics as lists, min and max None where the Normalizer was not fitted."""
+        """The statistics as lists, min and max None if the Normalizer was not fitted."""
         values = {"mean": self.mean, "std": self.std, "min": self.min, "max": self.max}
         return {name: None if value is None else value.tolist() for name, value in values.items()}
 
@@ -203,7 +203,7 @@ def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:
 
 
 def fit_normalizer(episodes: Episodes | Selection, params: WindowParams) -> Normalizer:
-    """The Normalizer of a dataset: with the identity where `params.normalize` is off (AntMaze trains on raw values)."""
+    """The Normalizer of a dataset: with the identity if `params.normalize` is off (as for AntMaze at the paper's scale)."""
     fitted = Normalizer.fit(transitions(part, params) for part in episodes.chunks())
     identity = Normalizer.identity(len(fitted.mean))
     return fitted if params.normalize else replace(fitted, mean=identity.mean, std=identity.std)
@@ -212,7 +212,7 @@ def fit_normalizer(episodes: Episodes | Selection, params: WindowParams) -> Norm
 class Windows:
     """Every window of some episodes, one starting at each row: flat arrays, gathered by index.
 
-    On a CPU the transitions lie in a temporary file in `folder` (the system's where it is None), memory-mapped, so that they
+    On a CPU the transitions are in a temporary file in `folder` (the system's if it is None), memory-mapped, so that they
     may be larger than memory; on a GPU in its memory.
     """
 
@@ -253,5 +253,5 @@ class Windows:
 def _mapped(rows: int, dim: int, folder: Path | None) -> Tensor:
     """An uninitialised float32 tensor (rows, dim) in a temporary file, whose space is freed with the tensor."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, 4 * rows * dim)  # a full disk is an error here, and a crash at a later write
+        os.posix_fallocate(file.fileno(), 0, 4 * rows * dim)  # a full disk raises an error here, but would crash a later write
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))

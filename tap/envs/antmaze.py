@@ -30,7 +30,7 @@ OBSERVATION_DIM = 31
 
 
 def ant_xml() -> Path:
-    """Path of D4RL's ant model. Raises ValueError where the d4rl package is not installed."""
+    """Path of D4RL's ant model. Raises ValueError if the d4rl package is not installed."""
     path = d4rl_file("d4rl/locomotion/assets/ant.xml")
     if path is None:
         raise ValueError("AntMaze needs the ant model of the d4rl package: pip install -e '.[d4rl]'")
@@ -40,7 +40,7 @@ def ant_xml() -> Path:
 class AntMaze(MujocoEnv):
     """The ant in one of MAZES (by name) or in another maze.
 
-    Observations (31,) float64, actions (8,) float32 in [-1, 1]. Raises ValueError where the d4rl package is not installed.
+    Observations (31,) float64, actions (8,) float32 in [-1, 1]. Raises ValueError if the d4rl package is not installed.
     """
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's convention)

@@ -59,9 +59,9 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def make(dataset: str) -> OldGym:
-    """D4RL's environment of a dataset. Raises ValueError where d4rl cannot be imported or has no such dataset."""
+    """D4RL's environment of a dataset. Raises ValueError if d4rl cannot be imported or has no such dataset."""
     try:
-        # d4rl prints missing dependencies, and mujoco-py raises a plain Exception where it finds no MuJoCo 2.1
+        # d4rl prints missing dependencies, and mujoco-py raises a plain Exception if it finds no MuJoCo 2.1
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             importlib.import_module("d4rl")
             old = importlib.import_module("gym").make(dataset)

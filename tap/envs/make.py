@@ -34,7 +34,7 @@ Environment = gymnasium.Env[np.ndarray, np.ndarray]
 class State:
     """A simulator's state, as the seed of its last reset and the actions since.
 
-    Replaying them restores everything an environment holds: the solver's warm start, a randomised body, a step counter.
+    Replaying them restores everything in an environment: the solver's warm start, a randomised body, a step counter.
     """
 
     seed: int
@@ -68,13 +68,13 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     def get_normalized_score(self, score: float) -> float:
         """D4RL's method of this name: `normalized_score` / 100, so 0 for a random policy and 1 for an expert.
 
-        Raises ValueError where the dataset has no reference scores.
+        Raises ValueError if the dataset has no reference scores.
         """
         return float(normalized_score(self.info, np.asarray(score))) / 100
 
 
 def require_environment(info: DatasetInfo) -> str:
-    """The name of a dataset's environment. Raises ValueError where it has none."""
+    """The name of a dataset's environment. Raises ValueError if it has none."""
     if info.environment is None:
         raise ValueError(f"{info.id} has no environment to evaluate in: set {_key(info)} to a gymnasium id")
     return info.environment
@@ -89,7 +89,7 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
 
     Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
     "d4rl" is D4RL's own environment. `options`, such as render_mode, are passed to `gymnasium.make`.
-    Raises ValueError where the simulator does not exist, or where its observations or actions are not flat boxes of floats.
+    Raises ValueError if the simulator does not exist, or if its observations or actions are not flat boxes of floats.
     """
     environment = require_environment(info)
     mujoco.set_mju_user_warning(_log_mujoco_warning)

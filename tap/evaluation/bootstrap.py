@@ -6,7 +6,7 @@ and for each of them E of its E episodes, again with replacement. The two recipe
 
 The interval reflects only the given seeds, so it is too narrow when there are few. For two equal recipes it should lie above 0
 in 2.5 % of comparisons. In simulations (normal scores, std 8 over seeds and 10 over episodes, 10 episodes) it does so in 5 %
-with five seeds a side, 6 % with three and 9 % with two. With a single seed the interval covers only the episodes of that one
+with five seeds per recipe, 6 % with three and 9 % with two. With a single seed the interval covers only the episodes of that
 policy; as a test of recipes it would be wrong in 27 %.
 
 Shapes: R resamples, S training seeds, E episodes.

@@ -13,7 +13,7 @@ from tap.envs.make import Environment, State, set_state
 
 @dataclass(frozen=True)
 class Comparison:
-    """A plan, and the simulator's response to its actions. The simulation has n <= H steps: it stops where the episode ends."""
+    """A plan, and the simulator's response to its actions. The simulation has n <= H steps: it stops when the episode ends."""
 
     title: str
     state: State
@@ -45,7 +45,7 @@ class Comparison:
 def follow(env: Environment, state: State, actions_HA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Execute `actions_HA` in the simulator from `state`: observations (n, O) before each action, and rewards (n,).
 
-    n <= H: execution stops where the episode ends.
+    n <= H: execution stops when the episode ends.
     """
     observation = set_state(env, state)
     observations, rewards = [], []

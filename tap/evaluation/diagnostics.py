@@ -35,7 +35,7 @@ class Distribution:
         """Medians, diversity and rank correlation over all plans, ready for JSON.
 
         Diversity is the std of predicted returns and the share of distinct plans. The rank correlation is Spearman's, between
-        predicted returns and state prediction errors; it is 0 where one of them is constant.
+        predicted returns and state prediction errors; it is 0 if one of them is constant.
         """
         distinct = [len(np.unique(codes_CM, axis=0)) / len(codes_CM) for codes_CM in self.codes]
         returns, errors = self.predicted_returns.ravel(), self.state_prediction_errors.ravel()
@@ -44,7 +44,7 @@ class Distribution:
             "predicted_return_deviation": float(returns.std()),
             "state_prediction_error_median": float(np.median(errors)),
             "distinct_plans": float(np.mean(distinct)),
-            # undefined where predicted returns or errors are constant
+            # undefined if predicted returns or errors are constant
             "rank_correlation": float(np.nan_to_num(spearmanr(returns, errors).statistic)),
         }
 
@@ -103,7 +103,7 @@ def visualise(
 
 
 def _most_varied(policy: Policy, plan: Plan) -> list[int]:
-    """The two observation dimensions in which the C plans vary most; the same one twice where there is only one."""
+    """The two observation dimensions in which the C plans vary most; the same one twice if there is only one."""
     std_O = policy.normalizer.std[policy.vqvae.layout.observation]
     relative_O = (plan.observations.std(axis=0) / std_O).mean(axis=0)
     return sorted(np.resize(np.argsort(-relative_O, kind="stable"), 2).tolist())
@@ -128,7 +128,7 @@ def _rounded(values: np.ndarray) -> Any:
 def render(env: Environment, state: State, actions_HA: np.ndarray) -> np.ndarray:
     """FRAMES pictures side by side of `env`, which renders RGB arrays, as it executes `actions_HA` from `state`.
 
-    The picture is (height, FRAMES * width, 3) uint8. Exceptions of the environment's renderer are passed on.
+    The picture is (height, FRAMES * width, 3) uint8. Raises whatever the environment's renderer raises.
     """
     steps = len(follow(env, state, actions_HA)[1])
     pictures = []
@@ -139,7 +139,7 @@ def render(env: Environment, state: State, actions_HA: np.ndarray) -> np.ndarray
 
 
 def _small(env: Environment) -> np.ndarray:
-    """The present picture, averaged over blocks of pixels."""
+    """The current picture, averaged over blocks of pixels."""
     picture = np.asarray(env.render())
     block = max(1, picture.shape[0] // FRAME_SIZE)
     height, width = (size // block for size in picture.shape[:2])

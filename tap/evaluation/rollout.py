@@ -1,4 +1,4 @@
-"""Rollouts of a planner in simulators, and the measurements taken along the way (paper, section 4).
+"""Rollouts of a policy in simulators, and what is measured in them (paper, section 4).
 
 Shapes: E episodes, N episodes still running, H plan steps, O observation, A action.
 """
@@ -212,7 +212,7 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
     """The metrics of an evaluation that come from its rollout, ready for JSON. Standard errors are over episodes.
 
     Normalised scores are None without reference scores, and a standard error is None for a single episode. `scores`, one per
-    episode, are what policies are compared by: normalised scores or returns, as `score_metric` says.
+    episode, are what policies are compared by: normalised scores or returns, as named by `score_metric`.
     """
     episodes, score, score_error = len(result.returns), None, None
     scores, score_metric = result.returns, "return"

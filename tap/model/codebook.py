@@ -48,7 +48,7 @@ class Codebook(nn.Module):
         from each vector to its code vector, averaged over D: the commitment loss. In training, the codebook is then updated.
         """
         vectors = vectors.float()
-        if self.training and not self._started:  # checked once, as reading a value waits for the GPU
+        if self.training and not self._started:  # checked once, because reading a value waits for the GPU
             self._started = True
             if not self.counts_K.any():
                 self._replace(torch.ones_like(self.counts_K, dtype=torch.bool), vectors)

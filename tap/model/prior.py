@@ -16,7 +16,7 @@ from tap.settings import TrainPriorParams, TrainVqvaeParams
 
 
 class Prior(nn.Module):
-    """A causal Transformer for p(z_m | z_<m, s_1); each position sees s_1 and the embedding of the code before it."""
+    """A causal Transformer for p(z_m | z_<m, s_1); each position gets s_1 and the embedding of the code before it."""
 
     def __init__(self, params: TrainPriorParams, vqvae_params: TrainVqvaeParams, observation_dim: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Prior(nn.Module):
     def forward(self, earlier_BM: Tensor, observation_BO: Tensor, past: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Log probabilities (B, M, K) of the code after each of `earlier_BM` (`start`, then codes); also keys and values.
 
-        With the `past` (keys and values) of earlier codes, `earlier_BM` holds only the codes after them.
+        With the `past` (keys and values) of earlier codes, `earlier_BM` has only the codes after them.
         """
         state_BMO = observation_BO[:, None].expand(-1, earlier_BM.shape[1], -1)
         tokens_BME = self.join(torch.cat([state_BMO, self.embed_code(earlier_BM)], dim=-1))
@@ -60,6 +60,6 @@ def save_prior(folder: Path, prior: Prior) -> None:
 
 
 def load_prior(folder: Path, vqvae_params: TrainVqvaeParams, observation_dim: int, device: torch.device) -> Prior:
-    """Read what `save_prior` wrote, in evaluation mode. Raises ValueError if the folder holds no prior."""
+    """Read what `save_prior` wrote, in evaluation mode. Raises ValueError if the folder contains no prior."""
     params = TrainPriorParams.model_validate(read_description(folder, "prior")["params"])
     return load_weights(folder, "prior", Prior(params, vqvae_params, observation_dim), device)

@@ -37,6 +37,6 @@ def load_weights(folder: Path, name: str, model: Model, device: torch.device) ->
         model.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"{file} does not hold the weights of this model ({error}): restore it with `dvc checkout`, or train again"
+            f"{file} does not contain the weights of this model ({error}): restore it with `dvc checkout`, or train again"
         ) from None
     return model.to(device).eval()

@@ -85,7 +85,7 @@ class Transformer(nn.Module):
     def forward(self, x_BTE: Tensor, past_N2RHPQ: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """(B, T, E) -> (B, T, E), and each layer's keys and values (2, B, H, T, Q) of these T steps.
 
-        With a past, x holds only the steps after it. Each of the past's R rows belongs to S = B / R consecutive rows of x. They
+        With a past, x has only the steps after it. Each of the past's R rows belongs to S = B / R consecutive rows of x. They
         are computed as one sequence, so that the past is not copied for each.
         """
         B, T, E = x_BTE.shape

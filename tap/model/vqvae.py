@@ -143,7 +143,7 @@ def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
 
 
 def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
-    """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError if the folder holds no VQ-VAE."""
+    """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError if the folder contains no VQ-VAE."""
     description = read_description(folder, "vqvae")
     vqvae = VQVAE(TrainVqvaeParams.model_validate(description["params"]), Layout(**description["layout"]))
     try:

@@ -1,4 +1,4 @@
-"""Planning: search over codes for the plan with the highest predicted return that the data supports (paper, section 3.3).
+"""Planning: search over codes for the plan of highest predicted return that is likely under the prior (paper, section 3.3).
 
 Uses the models only through `VQVAE.decode` and the prior's log probabilities. Plans for any number of states at once: each
 state has its own random generator, so its plan does not depend on the others.
@@ -167,7 +167,7 @@ class Planner:
         return [plans * (size if self._distinct else branching) for plans, branching in sizes]
 
     def next_codes(self, log_probs_RK: Tensor, noise: Tensor, branching: int) -> Tensor:
-        """Sample the next codes (R, S = branching) of each plan, as the params say."""
+        """Sample the next codes (R, S = branching) of each plan, as `params.search` and `params.replacement` require."""
         if self.params.search == "uniform_sampling":
             return sample_codes(torch.zeros_like(log_probs_RK), noise)
         if self._distinct:
@@ -177,8 +177,8 @@ class Planner:
     def objective(self, steps: Decoded, log_probability_R: Tensor, num_codes: int) -> tuple[Tensor, Tensor]:
         """Predicted returns (R,) and scores (R,) of decoded plans of `num_codes` codes (paper, section 3.3).
 
-        As in the published code, partial plans are held to the threshold beta^M of a complete plan, unless the params ask for
-        `partial_threshold`.
+        As in the published code, the threshold of a partial plan is the beta^M of a complete one, unless `partial_threshold`
+        is set.
         """
         layout = self.vqvae.layout
         raw_RTX = self.normalizer.denormalize(steps.transitions_BTX)
@@ -199,7 +199,7 @@ class Planner:
         6   return the best of the last decoded
 
         Line 1 is line 3 for a single empty plan with B * E codes sampled after it; its plans are decoded and pruned to B as
-        well. Line 6 is left to the caller.
+        well. The caller does line 6.
         """
         plans, steps = self._empty_plans(state_NO), Decoded.empty(len(state_NO), self.vqvae.layout, state_NO.device)
         decoder_past: Tensor | None = None

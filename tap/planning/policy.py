@@ -66,7 +66,7 @@ class Policy:
         return self.planner.candidates(self._states(observations), generators)
 
     def check(self, observations: np.ndarray) -> None:
-        """Raise ValueError if observations are not (N, O), are none, or are not finite in the models' float32."""
+        """Raise ValueError if observations are not (N, O), are empty, or are not finite in the models' float32."""
         if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
             raise ValueError(f"observations have shape {observations.shape}; this policy needs (n, {self.observation_dim})")
         if not len(observations):

@@ -1,6 +1,6 @@
-"""A plain version of the planner, which the fast one is tested and measured against.
+"""A plain version of the planner, to test and benchmark the fast one against.
 
-It plans for one state at a time, keeps nothing between depths but the plans' codes, and recomputes everything else from all of
+It plans for one state at a time, keeps only the plans' codes between depths, and recomputes everything else from all of
 a plan's codes: the next code's probabilities, the plan's likelihood, its steps. From the same noise it finds the same plan.
 
 Shapes: C plans, M codes, S codes sampled after each plan.

@@ -16,7 +16,7 @@ from tap.reporting.style import DATASET, INK, MUTED, OTHER, STYLE, TAP
 
 
 def ablation_figure(panels: Sequence[tuple[Study, Sequence[Column], Sequence[Comparison]]]) -> Figure:
-    """Bars of the paper's ablations, one panel a study: mean over its datasets, ours beside the paper's on D4RL's own data."""
+    """Bars of the paper's ablations, one panel per study: mean over its datasets, ours and the paper's on D4RL's own data."""
     with rc_context(STYLE):
         figure = Figure(figsize=(9.4, 2.5 * ((len(panels) + 1) // 2)))
         grid = figure.subplots((len(panels) + 1) // 2, 2, squeeze=False).flat
@@ -45,10 +45,10 @@ LatentSteps = Sequence[tuple[int, Sequence[Row]]]  # by latent step, the rows of
 
 
 def latent_step_figure(conditional: LatentSteps, unconditional: LatentSteps) -> Figure:
-    """Scores, search values and state errors against L, with and without a state-conditional decoder, as in the paper."""
+    """Scores, predicted returns and state errors against L, with and without a state-conditional decoder, as in the paper."""
     measures: dict[str, Callable[[Row], float]] = {
         "normalised score": lambda row: row.score.mean,
-        "search value": lambda row: row.search_value,
+        "predicted return": lambda row: row.search_value,
         "state error": lambda row: row.state_prediction_error,
     }
     with rc_context(STYLE):
@@ -68,7 +68,7 @@ def latent_step_figure(conditional: LatentSteps, unconditional: LatentSteps) -> 
 
 
 def relative_figure(points: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
-    """Ratio of our score to a baseline's against action dimensions, one panel a baseline, with the ratio of the paper's TAP.
+    """Ratio of our score to a baseline's against action dimensions, one panel per baseline, with the ratio of the paper's TAP.
 
     `points` are (dimensions, our ratio, the paper's ratio) by baseline.
     """
@@ -90,7 +90,7 @@ def relative_figure(points: Mapping[str, Sequence[tuple[int, float, float]]]) ->
 
 
 def dimension_latency_figure(rows: Sequence[tuple[int, Row]]) -> Figure:
-    """Seconds a decision against D = S + A + 2, beside the paper's times of TT and TAP on its machine."""
+    """Seconds per decision against D = S + A + 2, with the paper's times of TT and TAP on its machine."""
     with rc_context(STYLE):
         figure = Figure(figsize=(4.6, 2.8))
         axes = figure.subplots()
@@ -110,7 +110,7 @@ def dimension_latency_figure(rows: Sequence[tuple[int, Row]]) -> Figure:
 
 
 def horizon_latency_figure(datasets: Mapping[str, Sequence[tuple[int, Row]]]) -> Figure:
-    """Seconds a decision against the planning horizon, one line a dataset, beside the paper's longest plan."""
+    """Seconds per decision against the planning horizon, one line per dataset, with the paper's longest plan."""
     with rc_context(STYLE):
         figure = Figure(figsize=(4.6, 2.8))
         axes = figure.subplots()

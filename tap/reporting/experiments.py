@@ -66,13 +66,13 @@ def _latent_step_picture(panels: Mapping[str, Panel]) -> Picture | None:
     }
     names = "; ".join(f"{base.first.dataset} ({describe(base)})" for base in bases)
     caption = (
-        f"{'Mean over' if len(bases) > 1 else 'On'} {names}. Search value: the predicted return of the first plan. State "
-        "error: mean squared error of its states against the simulator. Where both rise and the score falls, plans are "
+        f"{'Mean over' if len(bases) > 1 else 'On'} {names}. Predicted return: of the first plan (the paper's search value). "
+        "State error: mean squared error of its states against the simulator. If both rise and the score falls, plans are "
         "over-optimistic."
     )
-    alt = f"Score, search value and state error against the latent step, by decoder, on {names}."
+    alt = f"Score, predicted return and state error against the latent step, by decoder, on {names}."
     figure = latent_step_figure(steps.get("latent_step", []), steps.get("unconditional", []))
-    return Picture("experiments-latent-steps", "Scores, search value and error", caption, alt, figure, wide=True)
+    return Picture("experiments-latent-steps", "Score, predicted return and state error", caption, alt, figure, wide=True)
 
 
 def _shared(studies: Sequence[Sequence[Comparison]]) -> list[Row]:
@@ -87,7 +87,7 @@ def _dimension_picture(rows: Sequence[Row], validations: Mapping[str, Validation
         return None
     caption = (
         "Ratio of mean scores, ours over a baseline's in the paper, of the datasets of each action dimension; without Adroit's "
-        f"expert data, as in the paper, and where the baseline scores {MIN_BASELINE} or more. Hollow: the paper's TAP on the "
+        f"expert data, as in the paper, and if the baseline scores {MIN_BASELINE} or more. Hollow: the paper's TAP on the "
         "same datasets. Baselines and the paper's TAP were trained on D4RL's own data, ours as the tables state."
     )
     alt = "Mean score over that of baselines by action dimensions: " + "; ".join(
@@ -129,7 +129,7 @@ def _latency_picture(rows: Sequence[Row], validations: Mapping[str, ValidationRe
     )
     times = ", ".join(f"{dim}: {row.latency.median / 1000:.3g}" for dim, row in timed)
     alt = f"Seconds per decision by dimensions: {times}."
-    return Picture("experiments-latency", "Latency and dimensions", caption, alt, dimension_latency_figure(timed))
+    return Picture("experiments-latency", "Decision time and dimensions", caption, alt, dimension_latency_figure(timed))
 
 
 def _step_dim(validation: ValidationReport) -> int:
@@ -152,4 +152,4 @@ def _horizon_picture(columns: Sequence[Column], comparisons: Sequence[Comparison
         for dataset, timed in horizons.items()
     )
     alt = f"Seconds per decision by horizon: {times}."
-    return Picture("experiments-horizon", "Latency and horizon", caption, alt, horizon_latency_figure(horizons))
+    return Picture("experiments-horizon", "Decision time and horizon", caption, alt, horizon_latency_figure(horizons))

@@ -22,7 +22,7 @@ from tap.envs.mazes import CELL_SIZE, MAZES, Maze
 from tap.reporting.style import DATASET, INK, OTHER, STYLE, TAP
 from tap.results import Evaluation, ValidationReport
 
-Curves = dict[str, np.ndarray]  # one array a column; NaN where a row has no value
+Curves = dict[str, np.ndarray]  # one array per column; NaN if a row has no value
 
 FEW_TO_MANY = LinearSegmentedColormap.from_list("few to many", [DATASET, TAP])
 SEARCHES = {
@@ -35,7 +35,7 @@ SMALLEST_ERROR = 1e-12  # an error of zero has no place on a logarithmic axis
 
 
 def read_curves(path: Path) -> Curves:
-    """The columns of a file of training curves. Raises ValueError where it is not a table of numbers."""
+    """The columns of a file of training curves. Raises ValueError if it is not a table of numbers."""
     try:
         with path.open(newline="") as file:
             header, *lines = csv.reader(file)
@@ -46,7 +46,7 @@ def read_curves(path: Path) -> Curves:
 
 
 def score_figure(evaluations: Sequence[Evaluation], validation: ValidationReport | None) -> Figure:
-    """Return of each evaluated episode, one line a seed, above the histogram of the dataset's returns, on the same axis."""
+    """Return of each evaluated episode, one line per seed, above the histogram of the dataset's returns, on the same axis."""
     with rc_context(STYLE):
         figure = Figure()
         rows = 2 if validation else 1
@@ -89,7 +89,7 @@ def _plot_returns(axes: Axes, validation: ValidationReport) -> None:
 
 
 def loss_figure(vqvae: Sequence[Curves], prior: Sequence[Curves]) -> Figure:
-    """Training and held-out loss of both models against updates, one pair of lines a seed."""
+    """Training and held-out loss of both models against updates, one pair of lines per seed."""
     panels = [curves for curves in (vqvae, prior) if curves]
     with rc_context(STYLE):
         figure = Figure()
@@ -120,7 +120,7 @@ def _plot_losses(axes: Axes, curves: Sequence[Curves]) -> None:
 
 
 def codebook_figure(vqvae: Sequence[Curves]) -> Figure:
-    """Share of codes in use and perplexity of the codebook against updates, one line a seed."""
+    """Share of codes in use and perplexity of the codebook against updates, one line per seed."""
     with rc_context(STYLE):
         figure = Figure()
         usage, perplexity = figure.subplots(2, 1, sharex=True)
@@ -137,7 +137,7 @@ def codebook_figure(vqvae: Sequence[Curves]) -> Figure:
 
 
 def plan_figure(examples: Sequence[Mapping[str, Any]]) -> Figure:
-    """Decoded plans against the simulator that followed the plans' actions, one column an example.
+    """Decoded plans against the simulator that executed the plans' actions, one column per example.
 
     Rows: the three observation dimensions that moved most in the simulator, then the reward.
     """
@@ -201,7 +201,7 @@ def _plot_walls(axes: Axes, centres: Sequence[Sequence[float]]) -> None:
 
 
 def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Predicted return of sampled plans against the error of their states, one panel a distribution, bluer for more plans."""
+    """Predicted return of sampled plans against the error of their states, one panel per distribution, bluer for more plans."""
     returns, errors = (
         np.concatenate([plans[key] for plans in distributions.values()])
         for key in ("predicted_returns", "state_prediction_errors")
@@ -218,18 +218,18 @@ def distribution_figure(distributions: Mapping[str, Mapping[str, Sequence[float]
             axes.set_title(f"{SEARCHES[name]}\nmedian error {np.median(y):.2g} (dashed)")
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.set_xlabel("predicted return")
-        panels[0].set_ylabel("state prediction error")
+        panels[0].set_ylabel("state error")
         return figure
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
-    """Min and max, widened where they are equal."""
+    """Min and max, widened if they are equal."""
     low, high = float(values.min()), float(values.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def candidates_figure(plans: Sequence[Mapping[str, Any]]) -> Figure:
-    """The plans that each search chooses from, in two observation dimensions: one column a search, one row a state.
+    """The plans that each search chooses from, in two observation dimensions: one column per search, one row per state.
 
     Colour is the rank of a plan's score among both searches' plans. Pictures of the simulator are below their panel.
     """

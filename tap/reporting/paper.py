@@ -19,7 +19,7 @@ from typing import Literal
 
 from tap.estimates import Estimate
 
-SAME_DATA = ("d4rl", "file")  # sources that can hold the paper's own data under its dataset's id
+SAME_DATA = ("d4rl", "file")  # sources that can be the paper's own data under its dataset's id
 
 
 @cache
@@ -42,7 +42,7 @@ def paper_scores(dataset: str, source: str) -> dict[str, Estimate]:
 
 
 def paper_dataset(dataset: str) -> str | None:
-    """The id in the paper's tables of D4RL's dataset of the same task, whatever the version; None where there is none."""
+    """The id in the paper's tables of D4RL's dataset of the same task, whatever the version; None if there is none."""
     return next((line["dataset"] for line in read_paper("scores") if task_of(line["dataset"]) == task_of(dataset)), None)
 
 

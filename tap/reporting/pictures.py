@@ -32,7 +32,7 @@ class Picture:
     caption: str
     alt: str
     figure: Figure
-    wide: bool = False  # takes the page's whole width
+    wide: bool = False  # as wide as the page
 
 
 def dataset_pictures(
@@ -81,7 +81,7 @@ def _score_picture(dataset: str, evaluations: Sequence[Evaluation], validation: 
 
 def _plan_picture(dataset: str, seed: int, examples: Sequence[dict[str, Any]]) -> Picture:
     caption = (
-        f"Seed {seed}. The simulator starts at the plan's state and follows the plan's actions without re-planning. "
+        f"Seed {seed}. The simulator starts at the plan's state and executes the plan's actions without re-planning. "
         "Shown: the observations that moved most, in the simulator's units."
     )
     alt = f"Planned and simulated observations and rewards: {'; '.join(example['title'] for example in examples)}."
@@ -91,12 +91,12 @@ def _plan_picture(dataset: str, seed: int, examples: Sequence[dict[str, Any]]) -
 def _distribution_picture(dataset: str, seed: int, distributions: dict[str, Any]) -> Picture:
     caption = (
         f"Seed {seed}. Plans sampled from the episodes' first states: predicted return against the mean squared error of the "
-        "plan's states, measured in the simulator following the plan's actions. Bluer: more plans."
+        "plan's states, measured in the simulator executing the plan's actions. Bluer: more plans."
     )
     medians = ", ".join(
         f"{statistics.median(plans['state_prediction_errors']):.2g} {name}" for name, plans in distributions.items()
     )
-    alt = f"Predicted return against state prediction error of sampled plans; median errors: {medians}."
+    alt = f"Predicted return against state error of sampled plans; median errors: {medians}."
     title = "Sampled plans: predicted returns and errors"
     return Picture(f"{dataset}-distribution", title, caption, alt, distribution_figure(distributions))
 
@@ -117,14 +117,14 @@ def _training_pictures(dataset: str, plots: Path) -> list[Picture]:
     found = []
     if vqvae or prior:
         caption = (
-            "One pair of lines a seed. Held-out episodes are not trained on: a held-out loss far above the training loss is "
+            "One pair of lines per seed. Held-out episodes are not trained on: a held-out loss far above the training loss is "
             "overfitting."
         )
         last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior])
         alt = f"Training and held-out loss of VQ-VAE and prior against updates; last training losses by model and seed: {last}."
         found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior)))
     if vqvae:
-        caption = "One line a seed. A codebook with few codes in use has collapsed: its plans differ too little to choose from."
+        caption = "One line per seed. A codebook with few codes in use has collapsed: its plans hardly differ."
         last = ", ".join(f"{curves['codebook_usage'][-1]:.0%}" for curves in vqvae)
         alt = f"Share of codes in use and codebook perplexity against updates; last shares by seed: {last}."
         found.append(Picture(f"{dataset}-codebook", "Codebook", caption, alt, codebook_figure(vqvae)))

@@ -1,7 +1,7 @@
 """The report: one page of all results, curves and validations that needs no network, and its figures and tables as files.
 
 It reads what the stages wrote under data/ (metrics/, plots/, raw/*/validation.json), and writes index.html with all figures
-inside, the figures as PNG files for slides, and the tables beside the paper's as Markdown. Equal inputs give equal bytes.
+inside, the figures as PNG files for slides, and the tables with the paper's numbers as Markdown. Equal inputs give equal bytes.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from tap.results import Diagnosis, TrainingMetrics, ValidationReport
 def write_report(data: Path, out: Path) -> Path:
     """Read what the stages wrote under `data`, write `out`/index.html, results.md and the PNG files; returns the page's path.
 
-    Raises ValueError where nothing has been evaluated yet, and where a file is not valid.
+    Raises ValueError if nothing has been evaluated yet, or a file is not valid.
     """
     evaluations = load_evaluations(data)
     rows = table_rows(evaluations)
@@ -62,14 +62,14 @@ def write_report(data: Path, out: Path) -> Path:
 
 
 def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis]) -> list[Table]:
-    """All tables that there are results for, in the paper's order."""
+    """All tables for which there are results, in the paper's order."""
     studies = (study_table(study, rows) for study in STUDIES)
     tables = [*main_tables(rows), *studies, sampled_plans_table(diagnoses), departures_table(rows)]
     return [table for table in tables if table]
 
 
 def results_markdown(rows: Sequence[Row], tables: Sequence[Table], experiments: Sequence[Picture]) -> str:
-    """The tables and figures beside the paper's, as a text to commit; the figures are files beside it."""
+    """The tables and figures with the paper's numbers, as a text to commit; the figures are files next to it."""
     commits = sorted({each.git_commit[:10] for row in rows for each in row.evaluations})
     header = (
         "Written by the stage `report` (`python -m pipelines.stages.report`) from the files under `data/metrics`, not by hand. "

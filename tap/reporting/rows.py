@@ -1,8 +1,8 @@
 """Rows of the results table: evaluations and ablations, grouped so that their seeds may be averaged.
 
-- A mean comes with its standard error: over seeds, or over episodes where there is a single seed.
+- A mean comes with its standard error: over seeds, or over episodes if there is a single seed.
 - Runs that differ in data, params, scale, simulator or evaluation seeds never share a row.
-- A row has the paper's number only where its dataset can be the paper's.
+- A row has the paper's number only if its data can be the paper's.
 """
 
 import json
@@ -26,12 +26,12 @@ SOURCES = {
 def load_evaluations(data: Path) -> list[Evaluation]:
     """All evaluations and ablations under `data`/metrics, by dataset, ablation and seed.
 
-    Raises ValueError where there is no evaluation, or with the name of a file that is not valid.
+    Raises ValueError if there is no evaluation, or with the name of a file that is not valid.
     """
     metrics = data / "metrics"
     found = [Evaluation.read(path) for path in [*metrics.glob("evaluate/*.json"), *metrics.glob("ablations/*.json")]]
     if all(each.ablation for each in found):
-        raise ValueError(f"{metrics / 'evaluate'} holds no results: run `dvc repro evaluate` first")
+        raise ValueError(f"{metrics / 'evaluate'} contains no results: run `dvc repro evaluate` first")
     return sorted(found, key=lambda each: (each.dataset, each.ablation or "", each.seed))
 
 
@@ -146,7 +146,7 @@ def _experiment(each: Evaluation) -> tuple[object, ...]:
 
 
 def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
-    """A few numbers of each dataset, for `dvc metrics show` and `dvc exp show`; of its first row, where it has several."""
+    """A few numbers of each dataset, for `dvc metrics show` and `dvc exp show`; of its first row, if it has several."""
     numbers: dict[str, dict[str, float | None]] = {}
     for row in rows:
         error = row.score.standard_error

@@ -12,7 +12,7 @@ from tap.reporting.tables import NOTHING, Line, Table, describe, may_be_averaged
 
 @dataclass(frozen=True)
 class Column:
-    """A setting that one of the paper's tables tries.
+    """A setting in one of the paper's tables.
 
     Its row is the base's (None) or that of an ablation in `rows`, with the planner and model of `settings`. A `context` column
     is shown for comparison only: alone it makes no table.
@@ -53,7 +53,7 @@ def _beta(label: str, paper: str, ablation: str) -> Column:
     return Column(f"β = {label}", paper, (None, ablation), settings)
 
 
-# 12 is the longest horizon that every latent step divides and that windows hold at both scales.
+# 12 is the longest horizon that every latent step divides and that fits into the windows of both scales.
 LATENT_STEPS = (
     Column("L = 1", "1", ("latent-step-1",), {"horizon": 12}),
     Column("L = 2", "2", ("latent-step-2",), {"horizon": 12}),
@@ -94,7 +94,7 @@ STUDIES = (
     Study(
         "unconditional",
         "Unconditional decoder",
-        "The decoder does not see the first state. Plans are 12 steps long for L = 1 and 2, as long as the base's for L = 3.",
+        "The decoder does not get the first state. Plans are 12 steps long for L = 1 and 2, as long as the base's for L = 3.",
         (
             Column("L = 1", "1", ("unconditional-latent-step-1",), {"horizon": 12}),
             Column("L = 2", "2", ("unconditional-latent-step-2",), {"horizon": 12}),
@@ -155,7 +155,7 @@ def complete(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def column_means(comparisons: Sequence[Comparison]) -> tuple[list[Estimate], list[float | None]]:
-    """Mean over `complete` datasets of each column: ours, and the paper's where it has all of them."""
+    """Mean over `complete` datasets of each column: ours, and the paper's if it has all of them."""
     ours = [mean_of([row.score for row in rows if row]) for rows in zip(*(each.rows for each in comparisons), strict=True)]
     paper: list[float | None] = []
     for scores in zip(*(each.paper for each in comparisons), strict=True):
@@ -165,7 +165,7 @@ def column_means(comparisons: Sequence[Comparison]) -> tuple[list[Estimate], lis
 
 
 def study_table(study: Study, bases: Sequence[Row]) -> Table | None:
-    """The study's table, with the paper's line below each dataset's; None where no dataset has an ablation of it."""
+    """The study's table, with the paper's line below each dataset's; None if no dataset has an ablation of it."""
     columns, comparisons = compare(study, bases)
     if not comparisons:
         return None

@@ -1,7 +1,7 @@
 """Tables of results, for the page and for Markdown.
 
 The paper's numbers are of D4RL's own data. They are shown with our dataset of the same task, whose label states where it comes
-from. Unless that is D4RL, the paper's number is a landmark, and its label is never more than "the paper, on D4RL's ...".
+from. Unless that is D4RL, the paper's number is a rough reference, always labelled "the paper, on D4RL's ...".
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _origin(source: str, scale: str) -> str:
 
 
 def score_cell(row: Row | None, base: Row) -> str:
-    """The score of a row beside its base's, with the number of seeds where that differs."""
+    """The score of a row, with its number of seeds if that differs from its base's."""
     if row is None:
         return NOTHING
     seeds = len(row.evaluations)
@@ -78,7 +78,7 @@ def score_cell(row: Row | None, base: Row) -> str:
 
 
 def may_be_averaged(rows: Sequence[Row]) -> bool:
-    """Whether a mean over these rows is meaningful: scores are normalised, source and scale are the same, no task is twice."""
+    """Whether a mean over these rows is meaningful: normalised scores, one source and scale, and no task twice."""
     kinds = {(row.first.source, row.first.scale) for row in rows}
     tasks = {task_of(row.first.dataset) for row in rows}
     return all(row.normalized for row in rows) and len(kinds) == 1 and len(tasks) == len(rows)
@@ -88,7 +88,7 @@ def may_be_averaged(rows: Sequence[Row]) -> bool:
 
 
 def main_tables(rows: Sequence[Row]) -> list[Table]:
-    """Our scores and the data's, by suite, beside all methods of the paper's table of that suite."""
+    """Our scores and the data's, by suite, with all methods of the paper's table of that suite."""
     tables = []
     for suite, title in SUITES.items():
         of_suite = [row for row in rows if suite_of(row.first.dataset) == suite]
@@ -140,11 +140,11 @@ def _mean_text(estimates: Sequence[Estimate | None]) -> str:
 
 
 def _main_caption(papers: Sequence[str | None], methods: Sequence[str]) -> str:
-    caption = "± is the standard error over training seeds, or over episodes where there is a single seed."
+    caption = "± is the standard error over training seeds, or over episodes if there is a single seed."
     if methods:
         caption += (
             " The paper's numbers are of D4RL's own files at the paper's scale (TAP: 5 seeds of 20 episodes, AntMaze 100), in "
-            "the original simulators: for other data a landmark, not a comparison."
+            "the original simulators: for other data a rough reference, not a comparison."
         )
     if any("antmaze-ultra" in paper for paper in papers if paper):
         caption += (
@@ -158,7 +158,7 @@ def _main_caption(papers: Sequence[str | None], methods: Sequence[str]) -> str:
 DEPARTURES = {
     "no-search": "one plan sampled from the prior",
     "without-replacement": "a plan is expanded by different codes, sampled without replacement",
-    "partial-threshold": "a partial plan of m codes is held to βᵐ",
+    "partial-threshold": "a partial plan of m codes is penalised below βᵐ",
     "stop-at-end": "rewards after a predicted end are left out",
     "plan-every-3": "three actions of a plan are executed before the next",
     "bootstrap-truncated": "returns-to-go of truncated episodes are bootstrapped",
@@ -167,7 +167,7 @@ DEPARTURES = {
 
 
 def departures_table(bases: Sequence[Row]) -> Table | None:
-    """Each departure against its base, with the paired difference; None where none was run."""
+    """Each departure against its base, with the paired difference; None if none was run."""
     lines = [
         _departure(f"{name}: {words}", row, base)
         for name, words in DEPARTURES.items()
@@ -178,7 +178,7 @@ def departures_table(bases: Sequence[Row]) -> Table | None:
         "Each changes one thing of the base. The difference is the mean over seeds of departure minus base, seed by seed, "
         "± its standard error."
     )
-    head = ("score", "base's score", "difference", "decision", "base's decision")
+    head = ("score", "base's score", "difference", "decision time", "base's decision time")
     return Table("Departures from the published behaviour", caption, head, tuple(lines)) if lines else None
 
 
@@ -193,8 +193,8 @@ def sampled_plans_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
     """Errors of plans sampled from the prior and uniformly, and their correlation with predicted returns (paper, appendix)."""
 
     def cells(plans: SampledPlans) -> tuple[str, ...]:
-        error, spread = plans.state_prediction_error_median, plans.predicted_return_deviation
-        return f"{error:.3g}", f"{spread:.3g}", f"{plans.rank_correlation:+.2f}"
+        error, std = plans.state_prediction_error_median, plans.predicted_return_deviation
+        return f"{error:.3g}", f"{std:.3g}", f"{plans.rank_correlation:+.2f}"
 
     lines = [
         Line(
@@ -206,8 +206,8 @@ def sampled_plans_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
     ]
     caption = (
         "Plans sampled from the prior, and plans of uniformly sampled codes. State error: mean squared error of a plan's "
-        "states against the simulator following its actions, median over plans. Std of returns: of the predicted returns. Rank "
-        "correlation: Spearman's, of the two. Where it is positive, plans with higher predicted returns have larger errors, "
+        "states against the simulator executing its actions, median over plans. Std of returns: of the predicted returns. Rank "
+        "correlation: Spearman's, of the two. If it is positive, plans with higher predicted returns have larger errors, "
         "and a search for the highest return favours errors."
     )
     head, groups = ("state error", "std of returns", "rank correlation"), (("from the prior", 3), ("uniform", 3))

@@ -51,7 +51,7 @@ class SharedPolicy:
 
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
         """As Policy.plan."""
-        self.policy.check(observations)  # before it joins a batch, which an error would fail as a whole
+        self.policy.check(observations)  # before it joins a batch, because an error would fail the whole batch
         request = PlanRequest(observations, generators)
         self._waiting.put(request)
         self._planner.submit(self._plan_waiting)

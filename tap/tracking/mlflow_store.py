@@ -1,6 +1,6 @@
 """MLflow's store: the connection to it, and the delivery of records to it.
 
-In an outage of the tracking server a delivery raises what MLflow raises, and its next attempt continues where this one failed.
+In an outage of the tracking server a delivery raises what MLflow raises, and the next attempt continues where it failed.
 """
 
 import fcntl
@@ -149,7 +149,7 @@ class Delivery:
 
     @staticmethod
     def _ended_after(run: Run, event: Mapping[str, Any]) -> bool:
-        """Whether the stored end is later, as where another machine took the run over from a lost one."""
+        """Whether the stored end is later, as when another machine took the run over from a lost one."""
         return run.info.end_time is not None and run.info.end_time > event["time"]
 
     def _log_model(self, client: MlflowClient) -> None:
@@ -189,7 +189,7 @@ class Delivery:
 
 
 def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
-    """The response to a request; None where it fails with one of these MLflow error codes."""
+    """The response to a request; None if it fails with one of these MLflow error codes."""
     try:
         return request()
     except MlflowException as error:
@@ -199,7 +199,7 @@ def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
 
 
 def unless_missing(request: Callable[[], T]) -> T | None:
-    """The response to a request; None where the requested object does not exist."""
+    """The response to a request; None if the requested object does not exist."""
     return unless(MISSING, request)
 
 

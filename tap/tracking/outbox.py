@@ -1,6 +1,6 @@
-"""The outbox: a record on disk of what each run logs, which keeps it through an outage of the tracking server.
+"""The outbox: a record on disk of what each run logs, so that nothing is lost in an outage of the tracking server.
 
-    OUTBOX/KEY/events.jsonl    one event a line: start, metrics, tags, artifact, model, version, end
+    OUTBOX/KEY/events.jsonl    one event per line: start, metrics, tags, artifact, model, version, end
     OUTBOX/KEY/artifacts/      the logged files
     OUTBOX/KEY/model/          the logged model
 
@@ -46,7 +46,7 @@ class Record:
 
     @classmethod
     def take(cls, folder: Path) -> Self | None:
-        """The record in a folder; None where another process has locked or removed it."""
+        """The record in a folder; None if another process has locked or removed it."""
         return cls._lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
@@ -91,7 +91,7 @@ class Record:
         self.append("model")
 
     def events(self, position: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The events from a byte position on, each with the position after it. Raises ValueError where one is damaged."""
+        """The events from a byte position on, each with the position after it. Raises ValueError if one is damaged."""
         return events(self.folder / EVENTS, position)
 
     def end_if_killed(self) -> None:
@@ -116,16 +116,16 @@ class Record:
 
 
 def record_folders(outbox: Path) -> list[Path]:
-    """The folders of all records in an outbox, in the order in which their runs started; deletes remains of removed records."""
+    """The folders of all records in an outbox, in the order in which their runs started; deletes the rest of removed ones."""
     for folder in outbox.glob(f"*{DELIVERED}"):
         shutil.rmtree(folder, ignore_errors=True)
     return [folder for _, folder in sorted((_started(path), path.parent) for path in outbox.glob(f"*/{EVENTS}"))]
 
 
 def start_of(folder: Path) -> dict[str, Any] | None:
-    """A record's first event; None where the record was removed, or its process died before the event. Takes no lock.
+    """A record's first event; None if the record was removed, or its process died before the event. Needs no lock.
 
-    Raises ValueError where the event is damaged.
+    Raises ValueError if the event is damaged.
     """
     try:
         return next((event for _, event in events(folder / EVENTS)), None)

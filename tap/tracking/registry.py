@@ -101,11 +101,11 @@ class Registry:
         return unless_missing(lambda: Version.of(self._client.get_model_version(name, version)))
 
     def alias(self, name: str, alias: str) -> Version | None:
-        """The version that an alias points at."""
+        """The version that an alias points to."""
         return unless_missing(lambda: Version.of(self._client.get_model_version_by_alias(name, alias)))
 
     def set_alias(self, version: Version, alias: str) -> None:
-        """Point an alias at a version."""
+        """Make an alias point to a version."""
         self._client.set_registered_model_alias(version.name, alias, version.version)
 
     def set_tags(self, version: Version, tags: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Registry:
         return time
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """The decisions about a registered model, oldest first; empty where the model does not exist."""
+        """The decisions about a registered model, oldest first; empty if the model does not exist."""
         model = unless_missing(lambda: self._client.get_registered_model(name))
         return [json.loads(value) for key, value in sorted(model.tags.items()) if key.startswith(DECISION)] if model else []
 

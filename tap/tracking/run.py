@@ -1,9 +1,9 @@
-"""Runs: one for each training, evaluation and sweep, tracked in MLflow.
+"""Runs: one for each training, evaluation, diagnosis and sweep, tracked in MLflow.
 
 An outage of the tracking server never stops or slows a stage: a run writes to a record in the outbox (outbox.py), a thread
 delivers the record to MLflow (mlflow_store.py), and what is not delivered when the run ends waits for `tap sync`.
 
-A run is identified by a key of this project, which is the tag `run_key` in MLflow.
+A run is identified by a key made by this project, the tag `run_key` in MLflow.
 """
 
 import importlib.metadata
@@ -84,7 +84,7 @@ class Run:
         self._warned = True
 
     def _send(self) -> bool:
-        """Deliver what is not stored yet, and remove the records that are stored completely; False where the store failed."""
+        """Deliver what is not stored yet, and remove the records that are stored completely; False if the store failed."""
         for delivery in list(self._deliveries):
             try:
                 if delivery.send():
@@ -138,7 +138,7 @@ class Run:
 
 
 def _monitors() -> list[Any]:
-    """MLflow's monitors of this machine's parts. Its SystemMetricsMonitor of them all stops for good in an outage."""
+    """MLflow's monitors of this machine's parts. SystemMetricsMonitor, which combines them, stops permanently in an outage."""
     monitors: list[Any] = []
     for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor, ROCMMonitor):
         with suppress(Exception):  # this machine has no such part
@@ -172,7 +172,7 @@ def start_run(
     "sweep" and "train_evaluate" may omit; stage, dvc_stage, git_commit and git_dirty are added. `runtime` has the store, the
     outbox, and the parent and flow run that this run belongs to. `resume` is the id of an earlier run to continue. Earlier runs
     of the same dvc_stage whose process was killed are ended as KILLED.
-    Raises ValueError where the outbox cannot be written.
+    Raises ValueError if the outbox cannot be written.
     """
     assert stage in PARENTS or tags.keys() >= DATA_TAGS
     all_tags = _all_tags(stage, tags, runtime)
@@ -220,7 +220,7 @@ def _killed(outbox: Path, dvc_stage: str, except_key: str) -> list[Record]:
             if record := Record.take(folder):
                 record.end_if_killed()
                 found.append(record)
-        except (ValueError, OSError) as error:  # `tap sync` fails by it; a stage must not
+        except (ValueError, OSError) as error:  # an error of `tap sync`, but only a warning of a stage
             logger.warning("%s", error)
             if record:
                 record.close()
@@ -239,7 +239,7 @@ class Delivered:
 def sync(runtime: Runtime) -> Iterator[Delivered]:
     """Deliver the records of all runs in the outbox that have ended or were killed, in the order in which they started.
 
-    Records locked by another process, whose run continues or which delivers them, are skipped. Raises ValueError where the
+    Records locked by another process, whose run continues or which delivers them, are skipped. Raises ValueError if the
     store is down; the records stay in the outbox.
     """
     for folder in record_folders(runtime.outbox):
@@ -275,7 +275,7 @@ def sync(runtime: Runtime) -> Iterator[Delivered]:
 def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
     """End all runs of a flow run that are RUNNING in MLflow, as after the loss of their machine; returns their number.
 
-    Raises ValueError where the store is down.
+    Raises ValueError if the store is down.
     """
     try:
         client = connect(tracking_uri)
@@ -288,7 +288,7 @@ def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
 
 
 def page(tracking_uri: str, key: str) -> str | None:
-    """The URL of a run's page in MLflow; None where the store is no server, is down, or does not have the run yet."""
+    """The URL of a run's page in MLflow; None if the store is not a server, is down, or does not have the run yet."""
     if not tracking_uri.startswith("http"):
         return None
     try:

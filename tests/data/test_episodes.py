@@ -73,7 +73,7 @@ def test_what_is_saved_is_loaded_again_and_cannot_be_changed(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_missing_or_damaged_array_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
     path = saved(tmp_path / "hopper/episodes") / f"{name}.npy"
-    whole, remedy = path.read_bytes(), "get the dataset again with `dvc repro --force fetch@hopper`"
+    whole, remedy = path.read_bytes(), "fetch the dataset again with `dvc repro --force fetch@hopper`"
     for content in (b"", b"no array", whole[:-1]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name}\.npy is damaged .*{remedy}"):
@@ -87,11 +87,11 @@ def test_a_missing_or_damaged_array_is_named_with_the_remedy(tmp_path: Path, nam
     ("name", "array", "message"),
     [
         ("actions", np.zeros((6, 1), np.float32), "has 6 rows, not 7"),
-        ("rewards", np.zeros(7), "holds float64"),
+        ("rewards", np.zeros(7), "contains float64"),
         ("terminals", np.zeros((7, 1), bool), "not bool with 1 dimensions"),
-        ("offsets", np.array([0, 4, 4, 7]), "does not rise"),
-        ("offsets", np.array([1, 7]), "does not rise from 0"),
-        ("offsets", np.array([0]), "does not rise"),
+        ("offsets", np.array([0, 4, 4, 7]), "does not increase"),
+        ("offsets", np.array([1, 7]), "does not increase from 0"),
+        ("offsets", np.array([0]), "does not increase"),
     ],
 )
 def test_arrays_that_do_not_fit_together_are_named(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:

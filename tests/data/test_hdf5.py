@@ -30,7 +30,7 @@ def test_float64_columns_of_width_one_and_float_flags(data: Data) -> None:
 
 @pytest.mark.parametrize("key", ["observations", "actions", "rewards", "terminals"])
 def test_a_missing_key_is_named_with_what_is_there(data: Data, key: str) -> None:
-    with pytest.raises(ValueError, match=f"no {key}, only .*timeouts"):
+    with pytest.raises(ValueError, match=f"lacks {key}; it has .*timeouts"):
         data.load(table([5], terminal=[True], timeout=[False]) | {key: None})
 
 
@@ -78,7 +78,7 @@ def test_an_incomplete_hdf5_file(data: Data) -> None:
     for content in (b"<html>404</html>", b"", whole[: len(whole) // 2]):
         data.path.write_bytes(content)
         with (
-            pytest.raises(ValueError, match=r"data\.hdf5 is not a complete HDF5 file .*: delete it and get it again"),
+            pytest.raises(ValueError, match=r"data\.hdf5 is not a complete HDF5 file .*: replace it with a complete copy"),
             open_table(data.path, info),
         ):
             pass
@@ -111,9 +111,9 @@ def test_antmaze_appends_the_goal(data: Data) -> None:
     columns = antmaze([30, 30], timeout=[True, True])
     episodes, _ = data.load(columns, "antmaze-umaze-v2")
     np.testing.assert_array_equal(episodes.observations, np.hstack([columns["observations"], columns["infos/goal"]]))
-    with pytest.raises(ValueError, match="no infos/goal"):
+    with pytest.raises(ValueError, match="lacks infos/goal"):
         data.load(columns | {"infos/goal": None}, "antmaze-umaze-v2")
-    with pytest.raises(ValueError, match="no infos/goal"):
+    with pytest.raises(ValueError, match="lacks infos/goal"):
         data.load(columns | {"infos/goal": None, "infos": np.zeros((60, 2))}, "antmaze-umaze-v2")
     with pytest.raises(ValueError, match=r"observations \(N, 29\)"):
         data.load(columns | {"observations": columns["observations"][:, :27]}, "antmaze-umaze-v2")

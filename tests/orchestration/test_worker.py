@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, origin: Pa
     with pytest.raises(ValueError, match=r"nowhere.*does not exist"):
         worker.set_up(tmp_path / "clone", str(tmp_path / "nowhere"), str(tmp_path / "remote"))
     monkeypatch.chdir(origin)
-    with pytest.raises(ValueError, match="no DVC remote is set here: set one by --remote"):
+    with pytest.raises(ValueError, match="no DVC remote is set here: set one with --remote"):
         worker.require_remote()
     worker.use_remote(origin, "s3://bucket/path")
     assert worker.require_remote() == "s3://bucket/path"

@@ -116,7 +116,7 @@ def test_the_results_show_the_papers_number_for_the_papers_data_only(
 ) -> None:
     write(tmp_path / "metrics/evaluate/x-0.json", evaluation_json(dataset="hopper-medium-replay-v2", source=source))
     words = Page(write_report(tmp_path, tmp_path / "report")).words
-    results, _, beside_the_paper = words.partition("Experiments beside the paper")
+    results, _, beside_the_paper = words.partition("Experiments with the paper's numbers")
     assert (PAPER_TAP in results) == shown
     assert ("paper's TAP" in results) == shown
     assert label in results
@@ -182,7 +182,7 @@ def test_page_and_markdown_hold_the_same_tables(tmp_path: Path, datasets: int) -
     write_experiments(tmp_path, datasets)
     page = Page(write_report(tmp_path, tmp_path / "report"))
     assert page.open == [] and page.fetched == []
-    assert page.words.index("Results") < page.words.index("Experiments beside the paper")
+    assert page.words.index("Results") < page.words.index("Experiments with the paper's numbers")
     text = (tmp_path / "report/results.md").read_text()
     titles = [title for title in re.findall(r"^### (.*)$", text, re.MULTILINE) if title != "What was evaluated"]
     assert {study.title for study in STUDIES} | {"Sampled plans"} < set(titles)

@@ -182,7 +182,7 @@ def test_an_answer_of_404_says_what_to_do(server: Server, place: Place) -> None:
     server.status = 404
     with pytest.raises(ValueError) as error:
         place.obtain()
-    for word in (server.url, "404", f"put it at {place.shared / 'hopper.hdf5'}"):
+    for word in (server.url, "404", f"put the file at {place.shared / 'hopper.hdf5'}"):
         assert word in str(error.value)
 
 
@@ -192,7 +192,7 @@ def test_no_connection_says_what_to_do(server: Server, place: Place) -> None:
         place.info = replace(place.info, url=f"http://127.0.0.1:{free.getsockname()[1]}/hopper.hdf5")
     with pytest.raises(ValueError) as error:
         place.obtain()
-    for word in (str(place.info.url), "Connection refused", f"put it at {place.shared / 'hopper.hdf5'}"):
+    for word in (str(place.info.url), "Connection refused", f"put the file at {place.shared / 'hopper.hdf5'}"):
         assert word in str(error.value)
 
 

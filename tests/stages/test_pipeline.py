@@ -103,7 +103,7 @@ def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
     assert json.loads(tags["validation"])["episodes"] == len(EPISODE_LENGTHS)
     assert card.startswith("# TAP policy for my-hopper, training seed 3\n") and result["digest"] in card
     promoted = run(reproduced, sys.executable, "-m", "pipelines.cli", "promote", "my-hopper").stdout
-    assert "tap-my-hopper version 1: promoted (is the first)" in promoted  # so it acts as it did when it was registered
+    assert "tap-my-hopper version 1: promoted (there was no champion)" in promoted  # so it acts as when it was registered
 
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:

@@ -388,7 +388,7 @@ def test_sync_as_a_command(store: str, nowhere: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     answers = [CliRunner().invoke(app, ["sync"], catch_exceptions=False).stdout for _ in range(2)]
     assert answers[0].strip() == f"prior ({tracked.id}): delivered"
-    assert answers[1].strip() == "all runs are synced"
+    assert answers[1].strip() == "all runs are delivered"
 
 
 # Processes that die by kill -9.

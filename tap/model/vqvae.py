@@ -110,7 +110,8 @@ class VQVAE(nn.Module):
         """This process's share of the loss over the global batch, under "loss", and of its parts: sum them over processes.
 
         Squared errors are averaged over the valid steps of all processes; end flag and commitment over all steps and codes,
-        padding included, because plans may run past an episode's end. The commitment is `Codebook.forward`'s. "code_counts" (K,) is how often each code was used.
+        padding included, because plans may run past an episode's end. `Codebook.forward` computes the commitment. "code_counts"
+        (K,) is how often each code was used.
         """
         layout, target_BTX = self.layout, tokens_BTF[..., self.layout.transition]
         vectors_BMD, codes_BM, commitment_BM = self.codebook(self.features(tokens_BTF))

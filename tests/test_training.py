@@ -199,7 +199,7 @@ def test_updates_are_made_with_the_scheduled_learning_rates(
 
 
 def test_a_learning_rate_in_a_tensor_is_set_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after a resume. A CUDA graph reads the rate from one address; here the tensor is on the CPU, and no graph is recorded."""
+    """Also after a resume. A CUDA graph reads the rate from one address; here the tensor is on the CPU, without a graph."""
     rates, optimizers = [], []
 
     def make_with_tensor(model: nn.Module, params: FitParams) -> torch.optim.AdamW:

@@ -111,7 +111,7 @@ def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: 
     expected = [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")]
     shutil.rmtree(reproduced / ".checkpoints")
     for stage in ("train_vqvae", "train_prior"):
-        module = f"pipelines.{stage}"
+        module = f"pipelines.stages.{stage}"
         environment = os.environ | {"PYTHONPATH": str(reproduced), "OMP_NUM_THREADS": "1"}
         environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{reproduced}/mlflow.db"
         process = subprocess.Popen([sys.executable, "-m", module, "my-hopper", "3"], cwd=reproduced, env=environment)

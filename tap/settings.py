@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
@@ -97,6 +106,7 @@ class LossWeights(Section):
 
     observation: PositiveFloat
     action: PositiveFloat
+    first_action: PositiveFloat  # multiplies `action` at the window's first step, the action that a policy executes
     reward: PositiveFloat
     return_to_go: PositiveFloat
 
@@ -106,13 +116,22 @@ class FitParams(Section):
 
     updates: PositiveInt
     batch_size: PositiveInt  # global: summed over all processes
-    learning_rate: PositiveFloat
+    learning_rate: PositiveFloat  # the peak of the schedule
+    schedule: Literal["constant", "cosine"]  # cosine: the learning rate falls to 0 at the last update
+    warmup_updates: NonNegativeInt  # the learning rate rises linearly over these
+    ema_decay: Fraction  # of the averaged weights that are evaluated and saved; 0: the last weights are
     weight_decay: Annotated[float, Field(ge=0)]
     betas: tuple[Fraction, Fraction]
     clip_norm: PositiveFloat
     held_out: Fraction  # share of episodes kept out of training
     log_every: PositiveInt
     checkpoint_every: PositiveInt
+
+    @model_validator(mode="after")
+    def warmup_ends(self) -> Self:
+        if self.warmup_updates >= self.updates:
+            raise ValueError(f"warmup_updates {self.warmup_updates} is not below updates {self.updates}")
+        return self
 
     def batch_size_per_process(self, world_size: int) -> int:
         """The local batch; raises ValueError if the global one cannot be divided equally."""

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from tap.averaging import AveragedWeights
 from tap.cuda_graph import Graphed
 from tap.distributed import all_reduce_sum, rank, world_size
 from tap.files import write_atomically
@@ -64,7 +65,24 @@ def make_optimizer(model: nn.Module, params: FitParams) -> torch.optim.AdamW:
         {"params": others, "weight_decay": 0},
     ]
     capturable = matrices[0].is_cuda  # in a CUDA graph
-    return torch.optim.AdamW(groups, lr=params.learning_rate, betas=params.betas, fused=True, capturable=capturable)
+    rate: float | Tensor = params.learning_rate
+    if capturable and (params.schedule != "constant" or params.warmup_updates):
+        rate = torch.tensor(rate, device=matrices[0].device)  # a graph reads a tensor at every replay, but records a number
+    return torch.optim.AdamW(groups, lr=rate, betas=params.betas, fused=True, capturable=capturable)
+
+
+def learning_rate(update: int, params: FitParams) -> float:
+    """The learning rate of update number `update`, counted from 0.
+
+    It rises linearly over `params.warmup_updates`, then is constant or falls along half a cosine to 0 at `params.updates`
+    (Loshchilov and Hutter 2017, equation 5, without restarts).
+    """
+    if update < params.warmup_updates:
+        return params.learning_rate * (update + 1) / params.warmup_updates
+    if params.schedule == "constant":
+        return params.learning_rate
+    progress = (update - params.warmup_updates) / (params.updates - params.warmup_updates)
+    return params.learning_rate * (1 + math.cos(math.pi * progress)) / 2
 
 
 def fit(
@@ -79,19 +97,24 @@ def fit(
     checkpoint: Path,
     log: Callable[[int, Values], None],
     description: str,
+    refit: Callable[[], None] = lambda: None,
 ) -> History:
     """Train `model` in place for `params.updates` updates, resuming from `checkpoint` if that file exists.
 
-    A resumed run ends with the same weights as an uninterrupted one: the checkpoint holds model, optimiser, update number and
-    all random state. Every `params.log_every` updates, the means since the last log and the held-out loss are passed to `log`;
-    returns all of them, including those from before a resume. Seeds torch's default generator, the only one that dropout uses.
+    A resumed run ends with the same weights as an uninterrupted one: the checkpoint holds model, averaged weights, optimiser,
+    update number and all random state. Every `params.log_every` updates, the means since the last log and the held-out loss are
+    passed to `log`; returns all of them, including those from before a resume. Where `params.ema_decay` is not 0, held-out
+    losses are those of the averaged weights, and `model` ends with these; `refit` is then called once, with the averaged
+    weights in the model and before the last held-out loss, to change state that does not follow from averaging.
+    Seeds torch's default generator, the only one that dropout uses.
     Raises ValueError if a loss is not finite, and if the batch cannot be divided among the processes.
     """
     local_batch = params.batch_size_per_process(world_size())
     optimizer = make_optimizer(model, params)
     batches = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed + rank())
-    update, history, sums = _load(checkpoint, model, optimizer, batches) if checkpoint.exists() else (0, [], {})
+    average = AveragedWeights(model, params.ema_decay) if params.ema_decay else None
+    update, history, sums = _load(checkpoint, model, average, optimizer, batches) if checkpoint.exists() else (0, [], {})
     make_update: Callable[[Tensor], dict[str, Tensor]] = partial(step, model, loss, optimizer, params)
     if device.type == "cuda" and world_size() == 1:
         make_update = Graphed(make_update, warm_up=3)
@@ -99,16 +122,23 @@ def fit(
     started, first = time.monotonic(), update
     with tqdm(total=params.updates, initial=update, desc=description, unit="update", disable=rank() > 0, mininterval=1) as bar:
         while update < params.updates:
+            _set_learning_rate(optimizer, learning_rate(update, params))
             losses = make_update(_sample_batch(num_windows, params.batch_size, local_batch, batches, device))
             update += 1
+            if average:
+                average.update(update)
             _accumulate(sums, losses)
             bar.update()
 
             if update % params.log_every == 0 or update == params.updates:
                 values = _summarize(sums, (update - 1) % params.log_every + 1)
                 values["updates_per_second"] = (update - first) / (time.monotonic() - started)
-                if num_held_out:
-                    values["held_out_loss"] = _held_out_loss(model, loss, num_held_out, local_batch, device)
+                with average.in_model() if average else nullcontext():
+                    if average and update == params.updates:
+                        model.eval()
+                        refit()
+                    if num_held_out:
+                        values["held_out_loss"] = _held_out_loss(model, loss, num_held_out, local_batch, device)
                 _check_finite(values["loss"], update)
                 sums = {}
                 history.append((update, values))
@@ -116,7 +146,9 @@ def fit(
                 shown = ("loss", "held_out_loss", "codebook_usage")
                 bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
             if update % params.checkpoint_every == 0 or update == params.updates:
-                _save(checkpoint, model, optimizer, batches, update, history, sums)
+                _save(checkpoint, model, average, optimizer, batches, update, history, sums)
+    if average:
+        average.apply()
     model.eval()
     return history
 
@@ -146,6 +178,14 @@ def _sample_batch(
     local = starts[rank() * local_batch : (rank() + 1) * local_batch]
     # From pinned memory, the copy runs in parallel with work already queued on the GPU.
     return local.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else local.to(device)
+
+
+def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def _accumulate(sums: dict[str, Tensor], losses: dict[str, Tensor]) -> None:
@@ -197,6 +237,7 @@ def _held_out_loss(model: nn.Module, loss: LossFunction, num_held_out: int, loca
 def _save(
     checkpoint: Path,
     model: nn.Module,
+    average: AveragedWeights | None,
     optimizer: torch.optim.Optimizer,
     batches: torch.Generator,
     update: int,
@@ -208,6 +249,7 @@ def _save(
         return
     state = {
         "model": model.state_dict(),
+        "average": average.tensors if average else [],
         "optimizer": optimizer.state_dict(),
         "batches": batches.get_state(),
         "default": torch.get_rng_state(),
@@ -222,7 +264,11 @@ def _save(
 
 
 def _load(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Generator
+    checkpoint: Path,
+    model: nn.Module,
+    average: AveragedWeights | None,
+    optimizer: torch.optim.Optimizer,
+    batches: torch.Generator,
 ) -> tuple[int, History, dict[str, Tensor]]:
     """Restore what `_save` wrote, and return update, history and sums. Raises ValueError if the file is damaged."""
     try:
@@ -230,7 +276,12 @@ def _load(
     except Exception as error:
         raise ValueError(f"{checkpoint} cannot be read ({error}): delete it to train from the start") from error
     model.load_state_dict(state["model"])
+    if average:
+        average.restore(state["average"])
+    rate = optimizer.param_groups[0]["lr"]  # on the model's device, where the checkpoint's is not
     optimizer.load_state_dict(state["optimizer"])
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     batches.set_state(state["batches"])
     torch.set_rng_state(state["default"])
     if state["cuda"] and torch.cuda.is_available():

@@ -58,7 +58,7 @@ def prefect_server() -> Iterator[None]:
 def tiny_tree() -> dict[str, Any]:
     """Overrides that make a model which trains in a second: windows of 6 steps, codes of 3, 8 codes."""
     transformer = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1}
-    fit = {"updates": 20, "batch_size": 16, "log_every": 5, "checkpoint_every": 10}
+    fit = {"updates": 20, "batch_size": 16, "warmup_updates": 0, "log_every": 5, "checkpoint_every": 10}
     return {
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
@@ -196,10 +196,13 @@ def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project at tiny scale, with a dataset of its own."""
+    """A copy of the project at tiny scale, with one dataset; its VQ-VAE has averaged weights, its prior the last ones."""
     folder = tmp_path_factory.mktemp("pipeline")
     ablate = {"datasets": ["my-hopper"], "planners": ["no-search"], "models": ["unconditional"]}
-    copy_project(folder, {"my-hopper": tiny_tree()}, seeds=[3], ablate=ablate)
+    tree = tiny_tree()
+    averaged = {"schedule": "cosine", "warmup_updates": 5, "ema_decay": 0.9}
+    tree["train_vqvae"] |= {"fit": tree["train_vqvae"]["fit"] | averaged, "loss_weights": {"first_action": 10.0}}
+    copy_project(folder, {"my-hopper": tree}, seeds=[3], ablate=ablate)
     return folder
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.sizes import params_of
 from tap.data.windows import Windows, fit_normalizer
-from tap.distributed import process_group, rank
+from tap.distributed import process_group, rank, world_size
 from tap.training import fit
 
 
@@ -25,6 +25,7 @@ def train(out: Path) -> dict[str, Any]:
         tree[stage]["transformer"] = tree[stage]["transformer"] | {"dropout": 0.0}
         tree[stage]["fit"] = tree[stage]["fit"] | {"updates": 12, "log_every": 4, "checkpoint_every": 12}
     tree["train_vqvae"]["codebook"] |= {"dead_usage": 0.0}
+    tree["train_vqvae"]["fit"] |= {"schedule": "cosine", "warmup_updates": 3, "ema_decay": 0.5}
     params = params_of("hopper", "cpu", **tree)
     training, held_out = random_episodes([9, 3, 20, 4, 13, 2], 11, 3), random_episodes([11, 2, 6], 11, 3, seed=1)
     normalizer, device = fit_normalizer(training, params.train_vqvae.windows), torch.device("cpu")
@@ -46,12 +47,17 @@ def train(out: Path) -> dict[str, Any]:
         codes = vqvae.encode(windows[is_held_out].gather(starts)[0])
         return prior.loss(codes, windows[is_held_out].transitions_NX[starts, vqvae.layout.observation])
 
+    def refit_codebook() -> None:
+        starts = torch.arange(len(windows[0]))[rank() :: world_size()]
+        vqvae.codebook.refit([vqvae.features(windows[0].gather(starts)[0])])
+
     found: dict[str, Any] = {"padding": padding}
     for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss)):
         found[name] = {
             "history": fit(
                 model, loss, getattr(params, f"train_{name}").fit, num_windows=len(windows[0]), num_held_out=len(windows[1]),
                 seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
+                refit=refit_codebook,
             ),
             "weights": model.state_dict(),
         }  # fmt: skip

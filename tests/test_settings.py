@@ -82,6 +82,10 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
         ({"evaluate": {"plan_every": 15}}, "evaluate.plan_every 15 is more than evaluate.planner.horizon 12"),
         ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam search decodes partial plans"),
         ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
+        (
+            {"train_prior": {"fit": {"updates": 50, "warmup_updates": 50}}},
+            "train_prior.fit: warmup_updates 50 is not below updates 50",
+        ),
         ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is not a multiple of heads 5"),
         (
             {"train_prior": {"fit": {"learning_rate": float("nan")}}},

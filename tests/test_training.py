@@ -1,3 +1,6 @@
+import itertools
+import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -5,17 +8,22 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from tap import training
+from tap.averaging import AveragedWeights
 from tap.data.windows import Layout
 from tap.device import choose_device
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
 from tap.settings import FitParams, Params
-from tap.training import checkpoint_folder, fit, make_optimizer, step
+from tap.training import checkpoint_folder, fit, learning_rate, make_optimizer, step
 
 PARAMS = FitParams(
     updates=30,
     batch_size=8,
     learning_rate=1e-2,
+    schedule="constant",
+    warmup_updates=0,
+    ema_decay=0,
     weight_decay=0.1,
     betas=(0.9, 0.95),
     clip_norm=1.0,
@@ -23,6 +31,8 @@ PARAMS = FitParams(
     log_every=4,
     checkpoint_every=10,
 )
+# With everything that depends on the number of the update.
+SCHEDULED = PARAMS.model_copy(update={"schedule": "cosine", "warmup_updates": 6, "ema_decay": 0.9})
 
 
 class Killed(Exception):
@@ -106,15 +116,16 @@ def without_speed(history: list[tuple[int, dict[str, float]]]) -> list[tuple[int
     return [(step, {k: v for k, v in values.items() if k != "updates_per_second"}) for step, values in history]
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", [PARAMS, SCHEDULED])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, params: FitParams) -> None:
     whole = Regression()
-    expected, logged = whole.fit(tmp_path / "whole.pt")
+    expected, logged = whole.fit(tmp_path / "whole.pt", params)
     assert logged == [4, 8, 12, 16, 20, 24, 28, 30]
 
     with pytest.raises(Killed):
-        Regression(stop_at=25).fit(tmp_path / "killed.pt")
+        Regression(stop_at=25).fit(tmp_path / "killed.pt", params)
     resumed = Regression()
-    history, logged = resumed.fit(tmp_path / "killed.pt")
+    history, logged = resumed.fit(tmp_path / "killed.pt", params)
     assert resumed.calls == 10  # from the checkpoint at update 20
     assert logged == [24, 28, 30]
     assert without_speed(history) == without_speed(expected)
@@ -122,10 +133,11 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
         torch.testing.assert_close(weight, whole.model.state_dict()[name], rtol=0, atol=0)
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", [PARAMS, SCHEDULED])
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, params: FitParams) -> None:
     first, again = Regression(), Regression()
-    expected, _ = first.fit(tmp_path / "checkpoint.pt")
-    history, logged = again.fit(tmp_path / "checkpoint.pt")
+    expected, _ = first.fit(tmp_path / "checkpoint.pt", params)
+    history, logged = again.fit(tmp_path / "checkpoint.pt", params)
     assert again.calls == 0 and logged == [] and history == expected
     torch.testing.assert_close(again.model.state_dict(), first.model.state_dict(), rtol=0, atol=0)
 
@@ -137,6 +149,118 @@ def test_a_checkpoint_between_two_log_points_keeps_the_means(tmp_path: Path) -> 
         Regression(stop_at=12).fit(tmp_path / "killed.pt")
     history, _ = Regression().fit(tmp_path / "killed.pt")
     assert without_speed(history) == without_speed(expected)
+
+
+class Ramp:
+    """One weight with a gradient of 1: AdamW without momentum and weight decay lowers it by the learning rate."""
+
+    def __init__(self) -> None:
+        self.model = nn.ParameterList([nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))])
+        self.weights: list[float] = []  # before each update, and in the end
+        self.refits: list[float] = []
+
+    def loss(self, starts: torch.Tensor, is_held_out: bool) -> dict[str, torch.Tensor]:
+        if not is_held_out:
+            self.weights.append(self.model[0].item())
+        return {"loss": self.model[0].sum()}
+
+    def fit(self, checkpoint: Path, **changes: object) -> list[tuple[int, dict[str, float]]]:
+        fixed = {"updates": 12, "learning_rate": 0.8, "weight_decay": 0.0, "betas": (0.0, 0.0)}
+        params = PARAMS.model_copy(update=fixed | changes)
+        history = fit(
+            self.model, self.loss, params, num_windows=10, num_held_out=5, seed=0, device=torch.device("cpu"),
+            checkpoint=checkpoint, log=lambda *_: None, description="test",
+            refit=lambda: self.refits.append(self.model[0].item()),
+        )  # fmt: skip
+        return history
+
+
+HALF_COSINE = [0.8 * (1 + cosine) / 2 for cosine in (1, 0.92388, 0.70711, 0.38268, 0, -0.38268, -0.70711, -0.92388)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [0.8] * 12),
+        ({"warmup_updates": 4}, [0.2, 0.4, 0.6, 0.8] + [0.8] * 8),
+        ({"warmup_updates": 4, "schedule": "cosine"}, [0.2, 0.4, 0.6, 0.8, *HALF_COSINE]),
+    ],
+)
+def test_updates_are_made_with_the_scheduled_learning_rates(
+    tmp_path: Path, changes: dict[str, object], expected: list[float]
+) -> None:
+    """By hand; the rates are seen in how far the weight moves."""
+    ramp = Ramp()
+    ramp.fit(tmp_path / "checkpoint.pt", **changes)
+    weights = [*ramp.weights, ramp.model[0].item()]
+    assert [before - after for before, after in itertools.pairwise(weights)] == pytest.approx(expected, abs=1e-5)
+    params = PARAMS.model_copy(update={"updates": 12, "learning_rate": 0.8} | changes)
+    assert [learning_rate(update, params) for update in range(12)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_learning_rate_in_a_tensor_is_set_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a resume. A CUDA graph reads the rate from one address; here the tensor is on the CPU, without a graph."""
+    rates, optimizers = [], []
+
+    def make_with_tensor(model: nn.Module, params: FitParams) -> torch.optim.AdamW:
+        rates.append(torch.tensor(params.learning_rate))
+        optimizers.append(make_optimizer(model, params))
+        for group in optimizers[-1].param_groups:
+            group["lr"] = rates[-1]
+        return optimizers[-1]
+
+    monkeypatch.setattr(training, "make_optimizer", make_with_tensor)
+    for stop_at in (25, None):
+        with pytest.raises(Killed) if stop_at else nullcontext():
+            Regression(stop_at).fit(tmp_path / "checkpoint.pt", SCHEDULED)
+        assert all(group["lr"] is rates[-1] for group in optimizers[-1].param_groups)
+        last = 24 if stop_at else 29
+        assert rates[-1].item() == pytest.approx(0.01 * (1 + math.cos(math.pi * (last - 6) / 24)) / 2, rel=1e-6)
+
+
+def test_averaged_weights_are_evaluated_refitted_and_kept(tmp_path: Path) -> None:
+    """The weight is -0.8 t after t updates; its averages by hand, with the smaller decays of the first updates."""
+    average, averages = 0.0, [0.0]
+    for t, decay in enumerate([2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, *[0.5] * 5], start=1):
+        average = decay * average + (1 - decay) * -0.8 * t
+        averages.append(average)
+    ramp = Ramp()
+    history = ramp.fit(tmp_path / "checkpoint.pt", ema_decay=0.5)
+    assert ramp.weights == pytest.approx([-0.8 * t for t in range(12)])  # updates are made from the last weights
+    assert {update: values["held_out_loss"] for update, values in history} == pytest.approx(
+        {update: averages[update] for update in (4, 8, 12)}
+    )
+    assert ramp.refits == pytest.approx([averages[12]])
+    assert ramp.model[0].item() == pytest.approx(averages[12])
+
+    plain = Ramp()
+    history = plain.fit(tmp_path / "plain.pt")
+    assert history[-1][1]["held_out_loss"] == pytest.approx(plain.model[0].item()) == pytest.approx(-0.8 * 12)
+    assert plain.refits == []
+
+
+def test_what_refit_changes_is_kept(tmp_path: Path) -> None:
+    first, again = Regression(), Regression()
+    for regression in (first, again):  # the second time from the checkpoint of the finished run
+        bias = regression.model[2].bias
+        fit(
+            regression.model, regression.loss, SCHEDULED, num_windows=100, num_held_out=20, seed=0,
+            device=torch.device("cpu"), checkpoint=tmp_path / "checkpoint.pt", log=lambda *_: None, description="test",
+            refit=lambda bias=bias: bias.data.fill_(7.0),
+        )  # fmt: skip
+        assert regression.model[2].bias.item() == 7.0
+
+
+def test_buffers_are_averaged_and_counters_are_not() -> None:
+    model = nn.BatchNorm1d(1, momentum=0.5)
+    average = AveragedWeights(model, decay=0.0)
+    model(torch.tensor([[2.0], [4.0]]))  # its mean 3 becomes a running mean of 1.5
+    average.update(1)
+    assert [tensor.item() for tensor in average.tensors] == [1.0, 0.0, 1.5, 1.5]
+    model(torch.tensor([[2.0], [4.0]]))
+    with average.in_model():
+        assert model.running_mean.item() == 1.5 and model.num_batches_tracked.item() == 2
+    assert model.running_mean.item() == 2.25
 
 
 def test_training_lowers_the_held_out_loss(tmp_path: Path) -> None:
@@ -191,6 +315,7 @@ def test_an_update_never_waits_for_a_value(tiny_params: Params, name: str) -> No
         tokens, valid = torch.randn(8, 6, 17), torch.ones(8, 6, dtype=torch.bool)
         codes = torch.zeros(8, 2, dtype=torch.long)
         model = vqvae if name == "vqvae" else prior
+        average = AveragedWeights(model, 0.9)
         losses = step(
             model,
             lambda starts, _: vqvae.loss(tokens, valid) if name == "vqvae" else prior.loss(codes, tokens[:, 0, :11]),
@@ -198,4 +323,5 @@ def test_an_update_never_waits_for_a_value(tiny_params: Params, name: str) -> No
             PARAMS,
             torch.zeros(8, dtype=torch.long),
         )
+        average.update(1)
     assert losses["loss"].shape == ()

@@ -3,6 +3,8 @@
 Example: python -m pipelines.stages.train_vqvae hopper-medium-replay 0
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,11 @@ from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainVqvaeStage
 from pipelines.stages.training import launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
+from tap.distributed import rank, world_size
 from tap.model.vqvae import VQVAE, save_vqvae
+
+REFIT_WINDOWS = 20_000  # spread evenly over the training episodes
+ENCODED_AT_ONCE = 1024  # windows
 
 
 def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:
@@ -26,7 +32,15 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
         def loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
             return vqvae.loss(*(held_out if is_held_out else training).gather(starts))
 
-        job.fit(vqvae, loss, len(training), len(held_out), lambda folder: save_vqvae(folder, vqvae, normalizer))
+        def refit_codebook() -> None:
+            starts = torch.linspace(0, len(training) - 1, min(REFIT_WINDOWS, len(training)), device=job.device).long()
+            batches = starts[rank() :: world_size()].split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
+            vqvae.codebook.refit(vqvae.features(training.gather(batch)[0]) for batch in batches)
+
+        def save(folder: Path) -> None:
+            save_vqvae(folder, vqvae, normalizer)
+
+        job.fit(vqvae, loss, len(training), len(held_out), save, refit_codebook)
 
 
 if __name__ == "__main__":

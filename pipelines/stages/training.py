@@ -31,6 +31,7 @@ SPEED = "updates_per_second"  # depends on the machine, so it is not part of the
 # The code that determines weights and curves, as prefixes of module names; dvc.yaml lists the same code as dependencies.
 DECISIVE_CODE = (
     "pipelines.stages.train",
+    "tap.averaging",
     "tap.cuda_graph",
     "tap.data.chunks",
     "tap.data.episodes",
@@ -58,9 +59,18 @@ class Job:
     digest: str
 
     def fit(
-        self, model: nn.Module, loss: LossFunction, num_windows: int, num_held_out: int, save: Callable[[Path], None]
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        num_windows: int,
+        num_held_out: int,
+        save: Callable[[Path], None],
+        refit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train `model`, then write the stage's curves, metrics and lineage, and the model by `save(folder)`."""
+        """Train `model`, then write the stage's curves, metrics and lineage, and the model by `save(folder)`.
+
+        `refit` completes averaged weights, as in `tap.training.fit`.
+        """
         if self.device.type == "cuda":
             compile_blocks(model)
         history = fit(
@@ -74,6 +84,7 @@ class Job:
             checkpoint=self.checkpoint,
             log=self.run.log_metrics if self.run else lambda update, values: None,
             description=f"{self.stage} {self.key}",
+            refit=refit,
         )
         if self.run is None:
             return

@@ -3,6 +3,8 @@
 Shapes: V vectors, K codes, D code dimension.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -85,6 +87,21 @@ class Codebook(nn.Module):
         self.counts_K.copy_(torch.where(dead_K, 1.0, self.counts_K))
         self.vectors_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.vectors_KD))
         self.sums_KD.copy_(torch.where(dead_K[:, None], fresh_KD, self.sums_KD))
+
+    @torch.no_grad()
+    def refit(self, batches: Iterable[Tensor]) -> None:
+        """Move each code to the mean of the vectors assigned to it, over the `batches` (..., D) of all processes.
+
+        A code without vectors keeps its vector. `batches` may be computed lazily: no gradients are recorded.
+        """
+        counts_K, sums_KD = torch.zeros_like(self.counts_K), torch.zeros_like(self.sums_KD)
+        for vectors in batches:
+            flat_VD, codes_V = vectors.float().reshape(-1, vectors.shape[-1]), self.assign(vectors).reshape(-1)
+            counts_K += count(codes_V, len(counts_K))
+            sums_KD.index_add_(0, codes_V, flat_VD)
+        counts_K, sums_KD = all_reduce_sum(counts_K), all_reduce_sum(sums_KD)
+        means_KD = sums_KD / counts_K.clamp(min=1)[:, None]
+        self.vectors_KD.copy_(torch.where(counts_K[:, None] > 0, means_KD, self.vectors_KD))
 
 
 def count(codes_V: Tensor, size: int) -> Tensor:

@@ -68,13 +68,14 @@ class VQVAE(nn.Module):
         self.to_token = nn.Linear(width, layout.token_dim)
         for linear in (self.embed_token, self.to_code, self.from_code, self.to_token):
             initialize(linear)
-        weights_X = torch.empty(layout.transition_dim)
-        weights_X[layout.observation] = params.loss_weights.observation
-        weights_X[layout.action] = params.loss_weights.action
-        weights_X[layout.reward] = params.loss_weights.reward
-        weights_X[layout.return_to_go] = params.loss_weights.return_to_go
-        self.register_buffer("weights_X", weights_X, persistent=False)
-        self.weights_X: Tensor
+        weights_TX = torch.empty(length, layout.transition_dim)
+        weights_TX[:, layout.observation] = params.loss_weights.observation
+        weights_TX[:, layout.action] = params.loss_weights.action
+        weights_TX[0, layout.action] *= params.loss_weights.first_action
+        weights_TX[:, layout.reward] = params.loss_weights.reward
+        weights_TX[:, layout.return_to_go] = params.loss_weights.return_to_go
+        self.register_buffer("weights_TX", weights_TX, persistent=False)
+        self.weights_TX: Tensor
 
     def features(self, tokens_BTF: Tensor) -> Tensor:
         """The encoder's outputs, before quantisation: (B, T, F) -> (B, M, D)."""
@@ -119,7 +120,7 @@ class VQVAE(nn.Module):
         error_BTX = (decoded.transitions_BTX - target_BTX).square() * valid_BT[..., None]
         every_step = torch.full((), valid_BT.numel(), device=valid_BT.device)
         steps, every_step = all_reduce_sum(torch.stack([valid_BT.sum(), every_step]))
-        reconstruction = (error_BTX * self.weights_X).mean(dim=-1).sum() / steps
+        reconstruction = (error_BTX * self.weights_TX).mean(dim=-1).sum() / steps
         end = functional.binary_cross_entropy_with_logits(decoded.end_logits_BT, tokens_BTF[..., layout.end], reduction="sum")
         end = end / every_step
         commitment = commitment_BM.sum() * self.params.latent_step / every_step

@@ -28,8 +28,8 @@ FILE = Path(__file__).parent / "golden.safetensors"
 LAYOUT = Layout(observation_dim=4, action_dim=2)
 TRANSFORMER = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
 FIT = FitParams(
-    updates=1, batch_size=3, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1,
-    checkpoint_every=1,
+    updates=1, batch_size=3, learning_rate=1e-2, schedule="constant", warmup_updates=0, ema_decay=0, weight_decay=0.1,
+    betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1, checkpoint_every=1,
 )  # fmt: skip
 TRAIN_VQVAE: dict[str, Any] = {
     "windows": {"length": 6, "discount": 0.9, "termination_penalty": None, "bootstrap_truncated": False, "normalize": True},
@@ -38,7 +38,7 @@ TRAIN_VQVAE: dict[str, Any] = {
     "decoder": "conditional",
     "codebook": {"size": 6, "dim": 5, "decay": 0.9, "commitment_weight": 1.0, "dead_usage": 0.0},
     "transformer": TRANSFORMER,
-    "loss_weights": {"observation": 1.0, "action": 5.0, "reward": 1.0, "return_to_go": 1.0},
+    "loss_weights": {"observation": 1.0, "action": 5.0, "first_action": 1.0, "reward": 1.0, "return_to_go": 1.0},
     "fit": FIT,
 }
 VARIANTS: dict[str, dict[str, Any]] = {

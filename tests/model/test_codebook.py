@@ -60,6 +60,15 @@ def test_dead_codes_are_replaced_by_encoder_outputs() -> None:
     assert codebook.counts_K[2] == 1.0
 
 
+def test_refit_codes_are_the_means_of_their_vectors_over_all_batches() -> None:
+    """By hand: two vectors in one batch and one in the next are nearest to the first code, none to the third."""
+    codebook = make_codebook([[0.0, 0.0], [10.0, 0.0], [0.0, 50.0]])
+    counts = codebook.counts_K.clone()
+    codebook.refit([torch.tensor([[[1.0, 0.0], [2.0, 3.0]]]), torch.tensor([[[3.0, 0.0], [9.0, 1.0]]])])
+    torch.testing.assert_close(codebook.vectors_KD, torch.tensor([[2.0, 1.0], [9.0, 1.0], [0.0, 50.0]]))
+    torch.testing.assert_close(codebook.counts_K, counts)
+
+
 def test_the_first_batch_initialises_all_codes() -> None:
     torch.manual_seed(0)
     codebook = Codebook(CodebookParams(size=16, dim=2, decay=0.9, commitment_weight=1.0, dead_usage=0.0)).train()

@@ -191,16 +191,19 @@ def without_dropout(params: Params) -> object:
     return params.train_vqvae.transformer.model_copy(update={"dropout": 0.0})
 
 
-def test_the_loss_equals_a_plain_computation(tiny_policy: Policy) -> None:
-    vqvae = tiny_policy.vqvae
+@pytest.mark.parametrize("first_action", [1.0, 10.0])
+def test_the_loss_equals_a_plain_computation(tiny_params: Params, first_action: float) -> None:
+    weights = tiny_params.train_vqvae.loss_weights.model_copy(update={"first_action": first_action})
+    vqvae = variant(tiny_params, loss_weights=weights)
     tokens, valid = random_tokens(3, 6, first_padding=4)
     losses = vqvae.loss(tokens, valid)
     features = vqvae.features(tokens)
     codes = vqvae.encode(tokens)
     decoded, _ = vqvae.decode(codes, tokens[:, 0, LAYOUT.observation])
-    weights = torch.tensor([1.0] * 11 + [5.0] * 3 + [1.0, 1.0])
+    first = torch.tensor([1.0] * 11 + [5.0 * first_action] * 3 + [1.0, 1.0])
+    later = torch.tensor([1.0] * 11 + [5.0] * 3 + [1.0, 1.0])
     squares = [
-        (weights * (decoded.transitions_BTX[b, t] - tokens[b, t, :-1]) ** 2).mean()
+        ((later if t else first) * (decoded.transitions_BTX[b, t] - tokens[b, t, :-1]) ** 2).mean()
         for b in range(3)
         for t in range(6)
         if valid[b, t]

@@ -58,7 +58,7 @@ def log_random_policy(folder: Path) -> str:
     tags = {"dataset": "random", "seed": 0, "scale": "cpu", "dataset_digest": "none"}
     runtime = Runtime(outbox=folder / "outbox")
     with start_run("evaluate", name="benchmark", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", random_observations(2, layout))
+        log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim)
         run.register("random", {})
     return "models:/random/1"
 

@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from tap import settings
+
 Dataset = Annotated[str, typer.Argument(help="A dataset id listed in params.yaml.", show_default=False)]
 Seed = Annotated[int, typer.Argument(help="A training seed.", show_default=False)]
 Ablation = Annotated[str, typer.Argument(help="One of params.yaml's ablations.", show_default=False)]
 OptionalAblation = Annotated[str | None, typer.Argument(help="One of params.yaml's ablations, or none.", show_default=False)]
+
+Method = Annotated[settings.Method, typer.Argument(help="A method other than TAP.", show_default=False)]
 
 
 class App(typer.Typer):

@@ -3,17 +3,21 @@
     data/raw/DATASET/validation.json     ValidationReport
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
     data/metrics/train_prior/KEY.json    TrainingMetrics
+    data/metrics/train_bc/KEY.json       TrainingMetrics
     data/lineage/train_vqvae/KEY.json    Lineage
     data/lineage/train_prior/KEY.json    Lineage
+    data/lineage/train_bc/KEY.json       Lineage
     data/metrics/evaluate/KEY.json       Evaluation
     data/metrics/ablations/KEY.json      Evaluation
+    data/metrics/methods/KEY.json        Evaluation
     data/metrics/diagnose/KEY.json       Diagnosis
 
-KEY is the `instance_key` DATASET-SEED or DATASET-SEED-ABLATION. Fields are the file's keys, in the file's order.
+KEY is the `instance_key` DATASET-SEED, DATASET-SEED-ABLATION or DATASET-SEED-METHOD. Fields are the file's keys, in the
+file's order.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,9 +27,12 @@ T = TypeVar("T")
 Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # a field that is None is left out of the file
 
 
-def instance_key(dataset: str, seed: int, ablation: str | None = None) -> str:
-    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-ABLATION."""
-    return "-".join(str(part) for part in (dataset, seed, ablation) if part is not None)
+def instance_key(dataset: str, seed: int, variant: str | None = None) -> str:
+    """The name of one instance of a stage, as DVC's matrix forms it: DATASET-SEED or DATASET-SEED-VARIANT.
+
+    The variant is an ablation, or a method other than TAP.
+    """
+    return "-".join(str(part) for part in (dataset, seed, variant) if part is not None)
 
 
 def metrics_path(data: Path, stage: str, key: str) -> Path:
@@ -34,7 +41,7 @@ def metrics_path(data: Path, stage: str, key: str) -> Path:
 
 
 def weights_folder(stage: str, key: str) -> Path:
-    """Where a training stage writes its weights: data/vqvae/KEY and data/prior/KEY."""
+    """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/bc/KEY."""
     return Path("data") / stage.removeprefix("train_") / key
 
 
@@ -210,7 +217,10 @@ class Behaviour(Record):
 
 
 class Evaluation(Provenance):
-    """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value per episode."""
+    """One seed of one dataset, or of one of its ablations, evaluated in simulation. Lists have one value per episode.
+
+    What describes plans, models and planner is absent for a method that has none.
+    """
 
     environment_seed: int  # of the first episode
     episodes: int
@@ -223,14 +233,15 @@ class Evaluation(Provenance):
     scores: list[float] = []
     lengths: list[int]
     terminated: list[bool]
-    search_value_mean: float  # the best predicted return at the first state
-    log_probability_mean: float
-    state_prediction_error: float  # mean squared error of plans' states against the simulator
+    search_value_mean: Absent[float] = None  # the best predicted return at the first state
+    log_probability_mean: Absent[float] = None
+    state_prediction_error: Absent[float] = None  # mean squared error of plans' states against the simulator
     latency_ms: Latency
     behaviour: Behaviour
-    planner: dict[str, Any]
-    latent_step: int
-    window_length: int
+    method: Literal["tap", "bc"] = "tap"  # absent in files of early versions
+    planner: Absent[dict[str, Any]] = None
+    latent_step: Absent[int] = None
+    window_length: Absent[int] = None
     recipe: str = ""  # a digest of all that determines a score except seed and code; empty in files of early versions
     runs: dict[str, str | None]  # run ids by stage; None for a model without lineage
     git_commit: str  # "unknown" outside a git repository

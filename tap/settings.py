@@ -34,10 +34,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
+Method = Literal["bc"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 
-STAGES = ("fetch", "train_vqvae", "train_prior", "evaluate")
+STAGES = ("fetch", "train_vqvae", "train_prior", "train_bc", "evaluate")
 
 
 class Section(BaseModel):
@@ -164,6 +165,20 @@ class TrainPriorParams(Section):
     fit: FitParams
 
 
+class NetworkParams(Section):
+    """A multilayer perceptron."""
+
+    layers: PositiveInt  # hidden ones
+    width: PositiveInt
+
+
+class TrainBcParams(Section):
+    """Behaviour cloning, the baseline "bc"."""
+
+    network: NetworkParams
+    fit: FitParams
+
+
 class PlannerParams(Section):
     """The search over codes (paper, section 3.3)."""
 
@@ -179,11 +194,16 @@ class PlannerParams(Section):
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
 
 
-class EvaluateParams(Section):
+class ProtocolParams(Section):
+    """How any policy is evaluated."""
+
     episodes: PositiveInt
-    plan_every: PositiveInt  # actions of a plan that are executed before the next plan
     seed: Annotated[int, Field(ge=0)]  # of the environments; the planner's own randomness adds the training seed
     latency_budget_ms: PositiveFloat  # longest allowed decision of the served policy, on a CPU and for one state
+
+
+class EvaluateParams(ProtocolParams):
+    plan_every: PositiveInt  # actions of a plan that are executed before the next plan
     planner: PlannerParams
 
 
@@ -195,6 +215,7 @@ class Params(Section):
     fetch: FetchParams
     train_vqvae: TrainVqvaeParams
     train_prior: TrainPriorParams
+    train_bc: TrainBcParams
     evaluate: EvaluateParams
 
     @model_validator(mode="after")
@@ -246,11 +267,13 @@ class ParamsFile(Section):
     scale: Scale
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     datasets: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
+    methods: list[Method]  # baselines beside TAP
     ablate: Ablate
     ablations: dict[str, Ablation]
     fetch: dict[str, Any]
     train_vqvae: dict[str, Any]
     train_prior: dict[str, Any]
+    train_bc: dict[str, Any]
     evaluate: dict[str, Any]
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 

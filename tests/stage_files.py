@@ -51,8 +51,24 @@ def evaluation_json(**changes: Any) -> dict[str, Any]:
         "recipe": "0123456789abcdef",
         "runs": {"train_vqvae": "1" * 32, "train_prior": "2" * 32, "evaluate": "3" * 32},
         "git_commit": "c0ffee" * 6 + "c0ff",
+        "method": "tap",
     }
     return values | changes
+
+
+def cloned_json(**changes: Any) -> dict[str, Any]:
+    """What the stage `methods` writes for behaviour cloning, for 3 episodes of seed 0 unless changed."""
+    of_plans = (
+        "search_value_mean",
+        "log_probability_mean",
+        "state_prediction_error",
+        "planner",
+        "latent_step",
+        "window_length",
+    )
+    values = {key: value for key, value in evaluation_json().items() if key not in of_plans}
+    values |= {"protocol": "3 episodes, seeds 1000-1002, last checkpoint", "recipe": "fedcba9876543210", "method": "bc"}
+    return values | {"normalized_score": 25.5, "runs": {"train_bc": "4" * 32, "methods": "5" * 32}} | changes
 
 
 # What `evaluate` writes for a dataset without reference scores.

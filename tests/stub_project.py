@@ -10,11 +10,13 @@ PARAMS = """
 scale: cpu
 seeds: [0, 1]
 datasets: {a: {}, b-c: {}}
+methods: [bc]
 ablate: {datasets: [a, b-c], planners: [no-search], models: []}
 ablations: {no-search: {evaluate: {}}}
 fetch: {}
 train_vqvae: {}
 train_prior: {}
+train_bc: {}
 evaluate: {}
 scales: {}
 """
@@ -38,17 +40,18 @@ if Path("fail").exists() and Path("fail").read_text() == name:
 out.parent.mkdir(parents=True, exist_ok=True)
 dataset, _, key = name.partition("@")[2].partition("-")
 if out.suffix == ".json":
-    seed, _, ablation = key.partition("-")
+    seed, _, variant = key.partition("-")
+    score = {"": 50, "bc": 20, "no-search": 30}[variant]
     out.write_text(json.dumps({
         "dataset": dataset, "source": "file", "digest": "", "scale": "cpu", "environment": "Hopper-v4", "versions": {},
         "seed": int(seed), "environment_seed": 0, "episodes": 2, "protocol": "", "return_mean": 1.5, "returns": [1, 2],
         "lengths": [1, 1], "terminated": [True, True], "log_probability_mean": 0, "latent_step": 3, "window_length": 12,
-        "normalized_score": 30 if ablation else 50, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
+        "normalized_score": score, "normalized_score_standard_error": 1.0, "search_value_mean": 0,
         "state_prediction_error": 0, "latency_ms": {"median": 12, "p95": 20, "batch_median": 12}, "planner": {},
         "runs": {}, "git_commit": "unknown",
         "behaviour": {"episodes": 1, "mean_return": 1, "mean_normalized_score": 25.0, "best_tenth_normalized_score": 1,
                       "last_tenth_normalized_score": 1},
-        **({"ablation": ablation} if ablation else {}),
+        **({"method": "bc"} if variant == "bc" else {"ablation": variant} if variant else {}),
     }))
 else:
     out.write_text(name)
@@ -79,6 +82,19 @@ stages:
     cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
     deps: ["data/prior/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+  train_methods:
+    matrix: &method {dataset: "${datasets}", seed: "${seeds}", method: "${methods}"}
+    cmd: >-
+      python stage.py train_methods@${item.dataset}-${item.seed}-${item.method} data/${item.method}/${item.dataset}-${item.seed}
+    deps: ["data/raw/${item.dataset}", "seeds/${item.seed}"]
+    outs: ["data/${item.method}/${item.dataset}-${item.seed}"]
+  methods:
+    matrix: *method
+    cmd: >-
+      python stage.py methods@${item.dataset}-${item.seed}-${item.method}
+      data/metrics/methods/${item.dataset}-${item.seed}-${item.method}.json
+    deps: ["data/${item.method}/${item.dataset}-${item.seed}"]
+    outs: ["data/metrics/methods/${item.dataset}-${item.seed}-${item.method}.json"]
   diagnose:
     matrix: {dataset: "${datasets}", seed: ["${seeds[0]}"]}
     cmd: python stage.py diagnose@${item.dataset}-${item.seed} data/plots/diagnose/${item.dataset}-${item.seed}.json

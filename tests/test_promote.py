@@ -93,7 +93,7 @@ def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str]:
     """A run that logs a policy, and the policy's URI."""
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=Runtime()) as run:
-        log_policy(run, policy_folder, EXAMPLE)
+        log_policy(run, policy_folder, EXAMPLE, 3)
     (model,) = client.search_logged_models(["1"], f"tags.run_key = '{run.id}'")
     return run.id, f"models:/{model.model_id}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from pydantic import ValidationError
-from stage_files import diagnosis_json, evaluation, evaluation_json, validation_json, write
+from stage_files import cloned_json, diagnosis_json, evaluation, evaluation_json, validation_json, write
 
 from tap.results import (
     Diagnosis,
@@ -22,7 +22,9 @@ from tap.results import (
     seed_files,
 )
 
-PUBLISHED = ROOT / "docs/results"  # by an early version, which wrote no `simulator`, `recipe`, `scores` and `score_metric`
+PUBLISHED = (
+    ROOT / "docs/results"
+)  # by an early version, which wrote no `simulator`, `recipe`, `scores`, `score_metric` and `method`
 MODELS: dict[str, type[Record]] = {
     "metrics/evaluate/*.json": Evaluation,
     "metrics/ablations/*.json": Evaluation,
@@ -41,6 +43,7 @@ def test_published_files_are_read_without_loss(pattern: str) -> None:
         content, read = json.loads(path.read_text()), MODELS[pattern].read(path).as_json()
         assert {key: read[key] for key in content} == content
         added = {key: value for key, value in read.items() if key not in content}
+        assert added.pop("method", "tap") == "tap"
         assert set(added) <= {"simulator", "recipe", "scores", "score_metric"} and not any(added.values())
 
 
@@ -49,6 +52,7 @@ def test_published_files_are_read_without_loss(pattern: str) -> None:
     [
         (Evaluation, evaluation_json()),
         (Evaluation, evaluation_json(normalized_score=None, ablation="no-search")),
+        (Evaluation, cloned_json()),
         (Diagnosis, diagnosis_json()),
         (ValidationReport, validation_json()),
         (TrainingMetrics, {"step": 9, "loss": 0.5, "end": 0.1, "codebook_usage": 1.0, "parameters": 7}),

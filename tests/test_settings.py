@@ -118,6 +118,18 @@ def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) ->
         load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
 
 
+@pytest.mark.parametrize("dataset", EVERY_SUITE)
+def test_behaviour_cloning_holds_out_what_tap_holds_out(params_yaml_with: Callable[..., Path], dataset: str) -> None:
+    params = load_params(params_yaml_with(dataset), dataset)
+    assert params.train_bc.fit.held_out == params.train_vqvae.fit.held_out == params.train_prior.fit.held_out
+
+
+def test_an_unknown_method_is_refused(params_yaml_with: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"methods.0: Input should be 'bc' \(is 'cb'\)"):
+        read_params_file(params_yaml_with(methods=["cb"]))
+    assert read_params_file(params_yaml_with(methods=[])).methods == []
+
+
 def test_ablate_lists_names_of_the_right_kind(params_yaml_with: Callable[..., Path]) -> None:
     for ablate, message in (
         ({"datasets": ["ant"], "planners": [], "models": []}, "ablate.datasets: 'ant' is not listed under datasets: add it"),

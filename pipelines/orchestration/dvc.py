@@ -14,7 +14,7 @@ from typing import TypeVar
 import psutil
 
 from pipelines.orchestration import process
-from tap.settings import STAGES, read_params_file
+from tap.settings import read_params_file
 
 PARAMS = Path("params.yaml")
 DVC_FOLDER = Path(".dvc/tmp")
@@ -33,14 +33,14 @@ class Instance:
     stage: str
     dataset: str | None = None
     seed: int | None = None
-    ablation: str | None = None
+    variant: str | None = None  # an ablation, or a method other than TAP
 
     @property
     def _key(self) -> tuple[str | int | None, ...]:
-        return (self.dataset, self.seed, self.ablation)
+        return (self.dataset, self.seed, self.variant)
 
     def __str__(self) -> str:
-        """DVC's name for it: STAGE@DATASET-SEED-ABLATION."""
+        """DVC's name for it: STAGE@DATASET-SEED-VARIANT."""
         key = "-".join(str(part) for part in self._key if part is not None)
         return f"{self.stage}@{key}" if key else self.stage
 
@@ -56,6 +56,8 @@ class Instance:
 
 
 PARAMS_STAGE = Instance("params")
+TAP = ("train_vqvae", "train_prior", "evaluate")
+OTHER_METHOD = ("train_methods", "methods")
 MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
 
 
@@ -69,7 +71,8 @@ def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> li
     for dataset in _listed("datasets", datasets, list(file.datasets)):
         chosen.append(Instance("fetch", dataset))
         for seed in _listed("seeds", seeds, file.seeds):
-            chosen += [Instance(stage, dataset, seed) for stage in STAGES[1:]]
+            chosen += [Instance(stage, dataset, seed) for stage in TAP]
+            chosen += [Instance(stage, dataset, seed, method) for method in file.methods for stage in OTHER_METHOD]
             if seed == file.seeds[0]:
                 chosen.append(Instance("diagnose", dataset, seed))
             if dataset in file.ablate.datasets:

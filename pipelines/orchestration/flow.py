@@ -81,13 +81,15 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
     rows = table_rows([each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs])
-    table = Table("dataset", "score", "without search", "data: mean", "decision time", "evaluated", box=box.MARKDOWN)
+    head = ("dataset", "score", "without search", "behaviour cloning", "data: mean", "decision time", "evaluated")
+    table = Table(*head, box=box.MARKDOWN)
     for row in rows:
-        ablation = row.ablation("no-search")
+        ablation, cloned = row.ablation("no-search"), row.method("bc")
         table.add_row(
             row.first.dataset,
             str(row.score) if row.normalized else f"{row.score} (return)",
             str(ablation.score) if ablation else "",
+            str(cloned.score) if cloned else "",
             f"{row.first.behaviour.mean_score:.1f}",
             f"{row.latency.median:.0f} ms",
             f"{row.extent}, ± over {row.over}",

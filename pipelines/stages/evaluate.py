@@ -3,43 +3,25 @@
 Example: python -m pipelines.stages.evaluate hopper-medium-replay 0
 """
 
-import hashlib
-import json
-import tempfile
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from pipelines.command_line import Dataset, Seed, main
+from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of
 from pipelines.stages.params import EvaluateStage
-from tap.data.catalog import DatasetInfo
 from tap.data.episodes import Episodes
-from tap.data.score import normalized_score
 from tap.device import choose_device
-from tap.envs.make import make_environment, require_environment, simulator, versions
+from tap.envs.make import make_environment
 from tap.evaluation.rollout import rollout, summarize
 from tap.files import write_json
 from tap.planning.policy import Policy
-from tap.results import (
-    Behaviour,
-    Evaluation,
-    Lineage,
-    Provenance,
-    TrainingMetrics,
-    ValidationReport,
-    instance_key,
-    lineage_path,
-    metrics_path,
-    weights_folder,
-)
-from tap.serving.policy import row_generators
+from tap.results import Evaluation, Provenance, TrainingMetrics, ValidationReport, instance_key, metrics_path, weights_folder
 from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
-from tap.tracking.model_card import model_card
-from tap.tracking.registry import log_policy, model_name
+from tap.tracking.registry import model_name
 
-DATA = Path("data")
+MODELS = ("train_vqvae", "train_prior")  # the stages that train them
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -54,7 +36,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
     models = name if resolved.trains else instance_key(dataset, seed)
     policy = load_policy(models, params, runtime)
-    runs, facts = run_ids(models), provenance(resolved, validation, seed)
+    runs, facts = run_ids(MODELS, models), provenance(resolved, validation, seed)
     tags = tags_of(facts, runs) | ({"ablation": ablation} if ablation else {})
     with tracking.start_run(
         stage, name=f"{stage} {name}", params=params.model_dump(mode="json"), tags=tags, runtime=runtime
@@ -79,72 +61,23 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             git_commit=tracking.git_state()[0],
             ablation=ablation,
         )
-        log(tracked, evaluation, models)
+        log(tracked, evaluation)
+        training = metrics_path(DATA, "train_vqvae", models)
+        if training.exists() and (perplexity := TrainingMetrics.read(training).codebook_perplexity) is not None:
+            tracked.log_metrics(0, {"codebook_perplexity": perplexity})
         if not ablation:
-            examples = [example.as_json() for example in result.examples]
+            assert result.predictions is not None
+            examples = [example.as_json() for example in result.predictions.examples]
             write_json(DATA / f"plots/evaluate/{name}.json", {"examples": examples})
-            register(tracked, policy, np.array(episodes.observations[:2]), evaluation, validation, params.latency_budget_ms)
+            states, budget = np.array(episodes.observations[:2]), params.latency_budget_ms
+            register(tracked, model_name(dataset), policy, states, evaluation, validation, budget)
         evaluation.write(metrics_path(DATA, stage, name))
 
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior = (weights_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
+    vqvae, prior = (weights_folder(stage, key) for stage in MODELS)
     return Policy.join(vqvae, prior, params.planner, choose_device(runtime.device))
-
-
-def run_ids(key: str) -> dict[str, str | None]:
-    """The runs that trained the models called `key`, by stage. They do not affect scores, so DVC does not depend on them."""
-    paths = {stage: lineage_path(stage, key) for stage in ("train_vqvae", "train_prior")}
-    return {stage: Lineage.read(path).run_id if path.exists() else None for stage, path in paths.items()}
-
-
-def provenance(resolved: EvaluateStage, validation: ValidationReport, seed: int) -> Provenance:
-    """What every number about a trained policy states: data, scale, simulator, seed."""
-    environment = require_environment(resolved.info)
-    return Provenance(
-        dataset=resolved.info.id,
-        source=validation.source,
-        digest=validation.digest,
-        scale=resolved.scale,
-        environment=environment,
-        simulator=simulator(environment),
-        versions=versions(),
-        seed=seed,
-    )
-
-
-def tags_of(facts: Provenance, runs: dict[str, str | None]) -> dict[str, object]:
-    """The tags of a run about a trained policy: its provenance, and the runs that trained it by their stages."""
-    tags = facts.model_dump(include={"dataset", "source", "scale", "environment", "seed"})
-    return tags | {"dataset_digest": facts.digest} | {f"run_{stage}": key for stage, key in runs.items()}
-
-
-def log(tracked: tracking.Run, evaluation: Evaluation, models: str) -> None:
-    """Log what runs are compared by: scores, latency, and the codebook's perplexity of the trained `models`."""
-    tracked.log_metrics(0, {key: value for key, value in evaluation if isinstance(value, float)})
-    tracked.log_metrics(0, {f"latency_ms_{key}": value for key, value in evaluation.latency_ms})
-    training = metrics_path(DATA, "train_vqvae", models)
-    if training.exists() and (perplexity := TrainingMetrics.read(training).codebook_perplexity) is not None:
-        tracked.log_metrics(0, {"codebook_perplexity": perplexity})
-    tracked.log_json(evaluation.as_json(), "metrics.json")
-
-
-def behaviour(episodes: Episodes, info: DatasetInfo) -> Behaviour:
-    """How the dataset's own episodes score: all, the best tenth of them, the last tenth; None without reference scores."""
-    returns, tenth = episodes.returns, max(1, episodes.num_episodes // 10)
-
-    def score(some: np.ndarray) -> float | None:
-        known = info.reference_min_score is not None and info.reference_max_score is not None
-        return float(normalized_score(info, some).mean()) if known else None
-
-    return Behaviour(
-        episodes=episodes.num_episodes,
-        mean_return=float(returns.mean()),
-        mean_normalized_score=score(returns),
-        best_tenth_normalized_score=score(np.sort(returns)[-tenth:]),
-        last_tenth_normalized_score=score(returns[-tenth:]),
-    )
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
@@ -154,43 +87,8 @@ def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
         "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
         "train_prior": policy.prior.params.model_dump(mode="json"),
         "evaluate": resolved.params.model_dump(mode="json", exclude={"latency_budget_ms"}),
-    } | facts.model_dump(include={"digest", "environment", "simulator"})
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def register(
-    run: tracking.Run,
-    policy: Policy,
-    example_observations: np.ndarray,
-    evaluation: Evaluation,
-    validation: ValidationReport,
-    latency_budget_ms: float,
-) -> None:
-    """Log the policy as a model and make it a version of its family, with its card and the evidence for promotion."""
-    with tempfile.TemporaryDirectory() as folder:
-        policy.save(Path(folder) / "policy")
-        # On a CPU, as in the load test: a GPU rounds differently, and may choose another plan.
-        on_cpu = Policy.load(Path(folder) / "policy", "cpu")
-        example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
-        log_policy(run, Path(folder) / "policy", example_observations)
-    name, git_dirty = model_name(evaluation.dataset), tracking.git_state()[1]
-    same = ("dataset", "source", "scale", "seed", "environment", "simulator", "episodes", "environment_seed", "protocol")
-    tags = {key: getattr(evaluation, key) for key in (*same, "score_metric", "recipe", "git_commit")}
-    tags |= {f"run_{stage}": run_id for stage, run_id in evaluation.runs.items()}
-    facts = {key: validation.as_json()[key] for key in ("transitions", "episodes", "return", "warnings")}
-    tags |= {
-        "git_dirty": git_dirty,
-        "dataset_digest": evaluation.digest,
-        "validation": json.dumps(facts),
-        "score": float(np.mean(evaluation.scores)),
-        "scores": json.dumps(evaluation.scores),
-        "returns": json.dumps(evaluation.returns),
-        "latency_ms": evaluation.latency_ms.median,
-        "latency_budget_ms": latency_budget_ms,
-        "example_actions": json.dumps(example_actions.tolist()),
     }
-    card = model_card(name, evaluation, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
-    run.register(name, tags, card)
+    return digest(parts, facts)
 
 
 if __name__ == "__main__":

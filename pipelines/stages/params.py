@@ -3,7 +3,7 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, evaluate
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_bc, evaluate, methods
     data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also train_vqvae and train_prior
 
 Example: python -m pipelines.stages.params
@@ -23,8 +23,10 @@ from tap.files import read_json, write_json
 from tap.settings import (
     EvaluateParams,
     FetchParams,
+    ProtocolParams,
     Scale,
     Section,
+    TrainBcParams,
     TrainPriorParams,
     TrainVqvaeParams,
     load_params,
@@ -84,6 +86,14 @@ class TrainPriorStage(StageParams):
     params: TrainPriorParams
 
 
+class TrainBcStage(StageParams):
+    """Behaviour cloning's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_bc"
+    scale: Scale
+    params: TrainBcParams
+
+
 class EvaluateStage(StageParams):
     """The environment, the planner and the protocol, without the location of the dataset's file."""
 
@@ -93,6 +103,16 @@ class EvaluateStage(StageParams):
     fetch: FetchParams
     params: EvaluateParams
     trains: bool  # whether an ablation trains its own models
+
+
+class MethodsStage(StageParams):
+    """The environment and the protocol of methods without a planner."""
+
+    stage: ClassVar[str] = "methods"
+    scale: Scale
+    info: DatasetInfo
+    fetch: FetchParams
+    params: ProtocolParams
 
 
 def run() -> None:
@@ -109,18 +129,25 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
         for ablation in (None, *ablations):
             params = load_params(params_yaml, dataset, ablation=ablation)
             info = lookup(dataset, params.fetch)
+            simulated, fetch = (
+                replace(info, path=None, url=None),
+                params.fetch.model_copy(update={"source": None, "path": None}),
+            )
             trains = ablation is not None and file.ablations[ablation].trains
             stages: list[StageParams] = [
                 EvaluateStage(
                     scale=params.scale,
-                    info=replace(info, path=None, url=None),
-                    fetch=params.fetch.model_copy(update={"source": None, "path": None}),
+                    info=simulated,
+                    fetch=fetch,
                     params=params.evaluate,
                     trains=trains,
                 )
             ]
             if ablation is None:
+                protocol = ProtocolParams.model_validate(params.evaluate.model_dump(include=set(ProtocolParams.model_fields)))
                 stages.append(FetchStage(info=info, params=params.fetch))
+                stages.append(TrainBcStage(scale=params.scale, params=params.train_bc))
+                stages.append(MethodsStage(scale=params.scale, info=simulated, fetch=fetch, params=protocol))
             if ablation is None or trains:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))

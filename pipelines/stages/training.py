@@ -1,4 +1,4 @@
-"""What the two training stages share: data, device, tracking, checkpoint, curves."""
+"""What the training stages share: data, device, tracking, checkpoint, curves."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipelines.command_line import main
-from pipelines.stages.params import TrainPriorStage, TrainVqvaeStage
+from pipelines.stages.params import TrainBcStage, TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes, Selection
 from tap.device import choose_device
 from tap.distributed import process_group, rank
@@ -35,9 +35,11 @@ DECISIVE_CODE = (
     "tap.cuda_graph",
     "tap.data.chunks",
     "tap.data.episodes",
+    "tap.data.observations",
     "tap.data.windows",
     "tap.device",
     "tap.distributed",
+    "tap.methods.",
     "tap.model.",
     "tap.training",
 )
@@ -107,7 +109,11 @@ def launch(run: Callable[..., None]) -> None:
 
 @contextmanager
 def training_job(
-    stage: TrainVqvaeStage | TrainPriorStage, dataset: str, seed: int, ablation: str | None, inputs: dict[str, Any]
+    stage: TrainVqvaeStage | TrainPriorStage | TrainBcStage,
+    dataset: str,
+    seed: int,
+    ablation: str | None,
+    inputs: dict[str, Any],
 ) -> Iterator[Job]:
     """Everything a training stage needs, for the length of the context; `inputs` determine the weights besides data and params.
 

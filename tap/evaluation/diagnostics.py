@@ -15,7 +15,8 @@ from scipy.stats import spearmanr
 from tap.envs.make import Environment, State, set_state
 from tap.evaluation.comparison import follow, state_prediction_error
 from tap.evaluation.rollout import episode_generator
-from tap.planning.policy import Plan, Policy
+from tap.planning.plan import Plan
+from tap.planning.policy import Policy
 
 EPISODES = 10  # as in the paper, like the numbers of visualised plans
 VISUALISED = {"prior_sampling": {"samples": 256}, "beam": {"beam_width": 64, "expansion_factor": 4}}

@@ -19,18 +19,37 @@ from tap.data.score import normalized_score
 from tap.envs.make import Environment, State, get_state
 from tap.estimates import standard_error
 from tap.evaluation.comparison import Comparison, follow
-from tap.planning.policy import Plan
+from tap.planning.plan import Plan
 
 LATENCY_DECISIONS = 20
 WARM_UP_DECISIONS = 2
 
 
+class Planned(Protocol):
+    """What a rollout executes: the next H actions at each of N states. A `Plan` is also compared with the simulator."""
+
+    @property
+    def actions(self) -> np.ndarray:
+        """(N, H, A)."""
+        ...
+
+
 class BatchPlanner(Protocol):
     """The part of a policy that a rollout needs: plans for N states at once, each sampled with its own generator."""
 
-    def plan(self, observations_NO: np.ndarray, generators: Sequence[torch.Generator], /) -> Plan:
+    def plan(self, observations_NO: np.ndarray, generators: Sequence[torch.Generator], /) -> Planned:
         """Plans from raw observations."""
         ...
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the plans at the first state of each of E episodes predict, and how it compares with the simulator."""
+
+    search_values: np.ndarray  # (E,) predicted return
+    log_probabilities: np.ndarray  # (E,) under the prior
+    state_prediction_errors: np.ndarray  # (E,)
+    examples: tuple[Comparison, ...]  # at the first and at the middle state of episode 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +62,9 @@ class Rollout:
     returns: np.ndarray  # (E,) undiscounted
     lengths: np.ndarray  # (E,) steps
     terminated: np.ndarray  # (E,) bool: ended by the environment, not by its time limit
-    search_values: np.ndarray  # (E,) predicted return of the plan at the first state
-    log_probabilities: np.ndarray  # (E,) of that plan under the prior
-    state_prediction_errors: np.ndarray  # (E,) of that plan
     latencies: np.ndarray  # (LATENCY_DECISIONS,) seconds to plan for one state
     batch_latencies: np.ndarray  # (plans,) seconds to plan for all running episodes
-    examples: tuple[Comparison, ...]  # at the first and at the middle state of episode 0
+    predictions: Predictions | None  # None for a policy whose plans are actions alone
 
 
 def episode_generator(planner_seed: int, episode: int) -> torch.Generator:
@@ -78,16 +94,7 @@ def rollout(
         latencies = _measure_latencies(policy, _batch(observations), planner_seed)
         generators = [episode_generator(planner_seed, episode) for episode in range(episodes)]
         run = _run_in_lockstep(policy, envs, observations, generators, plan_every, progress)
-
-        episode_0 = get_state(envs[0])  # before the comparisons reset it
-        at_start = [
-            _compare(f"first state of episode {i}", env, start, _plan_arrays(run.first_plan, i))
-            for i, (env, start) in enumerate(zip(envs, starts, strict=True))
-        ]
-        plan_index = len(run.plans_of_episode_0) // 2
-        step = plan_index * plan_every
-        middle_state = replace(episode_0, actions=episode_0.actions[:step])
-        middle = _compare(f"step {step} of episode 0", envs[0], middle_state, run.plans_of_episode_0[plan_index])
+        predictions = _predictions(run, run.first_plan, envs, starts, plan_every) if isinstance(run.first_plan, Plan) else None
     return Rollout(
         environment_seed=environment_seed,
         planner_seed=planner_seed,
@@ -95,12 +102,9 @@ def rollout(
         returns=run.returns,
         lengths=run.lengths,
         terminated=run.terminated,
-        search_values=np.asarray(run.first_plan.predicted_return, np.float64),
-        log_probabilities=np.asarray(run.first_plan.log_probability, np.float64),
-        state_prediction_errors=np.array([comparison.state_prediction_error for comparison in at_start]),
         latencies=latencies,
         batch_latencies=np.array(run.batch_latencies),
-        examples=(at_start[0], middle),
+        predictions=predictions,
     )
 
 
@@ -132,6 +136,27 @@ def _compare(title: str, env: Environment, state: State, planned: PlanArrays) ->
     return Comparison(title, state, *planned, *follow(env, state, planned[1]))
 
 
+def _predictions(
+    run: "_Run", first_plan: Plan, envs: Sequence[Environment], starts: Sequence[State], plan_every: int
+) -> Predictions:
+    """What the plans of a finished run predict, compared with the simulator from the states `starts` of its `envs`."""
+    episode_0 = get_state(envs[0])  # before the comparisons reset it
+    at_start = [
+        _compare(f"first state of episode {i}", env, start, _plan_arrays(first_plan, i))
+        for i, (env, start) in enumerate(zip(envs, starts, strict=True))
+    ]
+    plan_index = len(run.plans_of_episode_0) // 2
+    step = plan_index * plan_every
+    middle_state = replace(episode_0, actions=episode_0.actions[:step])
+    middle = _compare(f"step {step} of episode 0", envs[0], middle_state, run.plans_of_episode_0[plan_index])
+    return Predictions(
+        search_values=np.asarray(first_plan.predicted_return, np.float64),
+        log_probabilities=np.asarray(first_plan.log_probability, np.float64),
+        state_prediction_errors=np.array([comparison.state_prediction_error for comparison in at_start]),
+        examples=(at_start[0], middle),
+    )
+
+
 @dataclass(frozen=True)
 class _Run:
     """E finished episodes, and the plans that are compared with the simulator afterwards."""
@@ -139,8 +164,8 @@ class _Run:
     returns: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
-    first_plan: Plan  # of all E episodes
-    plans_of_episode_0: list[PlanArrays]
+    first_plan: Planned  # of all E episodes
+    plans_of_episode_0: list[PlanArrays]  # empty where plans are actions alone
     batch_latencies: list[float]
 
 
@@ -157,7 +182,7 @@ def _run_in_lockstep(
     assert spec is not None and spec.max_episode_steps is not None
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     terminated, truncated = np.zeros(episodes, bool), np.zeros(episodes, bool)
-    first_plan: Plan | None = None
+    first_plan: Planned | None = None
     plans_of_episode_0: list[PlanArrays] = []
     batch_latencies: list[float] = []
     actions_EHA: list[np.ndarray] = [np.empty(0)] * episodes
@@ -169,7 +194,7 @@ def _run_in_lockstep(
                 plan = policy.plan(_batch([observations[i] for i in running]), [generators[i] for i in running])
                 batch_latencies.append(time.perf_counter() - start)
                 first_plan = first_plan or plan
-                if running[0] == 0:
+                if isinstance(plan, Plan) and running[0] == 0:
                     plans_of_episode_0.append(_plan_arrays(plan, 0))
                 for row, i in enumerate(running):
                     actions_EHA[i] = plan.actions[row, :plan_every]
@@ -212,20 +237,23 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
     """The metrics of an evaluation that come from its rollout, ready for JSON. Standard errors are over episodes.
 
     Normalised scores are None without reference scores, and a standard error is None for a single episode. `scores`, one per
-    episode, are what policies are compared by: normalised scores or returns, as named by `score_metric`.
+    episode, are what policies are compared by: normalised scores or returns, as named by `score_metric`. Metrics of predictions
+    are None for a policy whose plans are actions alone.
     """
-    episodes, score, score_error = len(result.returns), None, None
+    episodes, score, score_error, predictions = len(result.returns), None, None, result.predictions
     scores, score_metric = result.returns, "return"
     if info.reference_min_score is not None and info.reference_max_score is not None:
         scores = normalized_score(info, result.returns)
         score, score_metric = float(scores.mean()), "normalized_score"
         score_error = standard_error(scores)
+    interval = "step" if result.plan_every == 1 else f"{result.plan_every} steps"
+    replanned = f"re-planned every {interval}, " if predictions else ""
     median, p95 = np.percentile(1000 * result.latencies, [50, 95])
     return {
         "environment_seed": result.environment_seed,
         "episodes": episodes,
         "protocol": f"{episodes} episodes, seeds {result.environment_seed}-{result.environment_seed + episodes - 1}, "
-        f"re-planned every {'step' if result.plan_every == 1 else f'{result.plan_every} steps'}, last checkpoint",
+        f"{replanned}last checkpoint",
         "normalized_score": score,
         "normalized_score_standard_error": score_error,
         "return_mean": float(result.returns.mean()),
@@ -234,9 +262,9 @@ def summarize(result: Rollout, info: DatasetInfo) -> dict[str, Any]:
         "scores": scores.tolist(),
         "lengths": result.lengths.tolist(),
         "terminated": result.terminated.tolist(),
-        "search_value_mean": float(result.search_values.mean()),
-        "log_probability_mean": float(result.log_probabilities.mean()),
-        "state_prediction_error": float(result.state_prediction_errors.mean()),
+        "search_value_mean": float(predictions.search_values.mean()) if predictions else None,
+        "log_probability_mean": float(predictions.log_probabilities.mean()) if predictions else None,
+        "state_prediction_error": float(predictions.state_prediction_errors.mean()) if predictions else None,
         "latency_ms": {
             "median": float(median),
             "p95": float(p95),

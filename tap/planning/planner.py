@@ -22,23 +22,10 @@ from tap.data.windows import Normalizer
 from tap.model.prior import Prior
 from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
+from tap.planning.plan import Plan
 from tap.settings import PlannerParams
 
 MAX_BATCH_STATES = 16  # a power of two; on two CPU cores, planning takes longer per state in larger batches
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan for each of N states, in the environment's units."""
-
-    observations: np.ndarray  # (N, H, O), the first is the model's reconstruction of the given state
-    actions: np.ndarray  # (N, H, A)
-    rewards: np.ndarray  # (N, H)
-    returns_to_go: np.ndarray  # (N, H)
-    codes: np.ndarray  # (N, M)
-    log_probability: np.ndarray  # (N,), ln p(z_1..z_M | s_1)
-    predicted_return: np.ndarray  # (N,), discounted
-    score: np.ndarray  # (N,), the objective: predicted return and likelihood penalty
 
 
 def predicted_return(rewards: Tensor, returns_to_go: Tensor, discount: float, end: Tensor | None = None) -> Tensor:

@@ -8,15 +8,15 @@ from typing import Self
 import numpy as np
 import torch
 
+from tap.data.observations import check_observations, ood_reasons
 from tap.data.windows import Normalizer
 from tap.files import write_json
 from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import read_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
-from tap.planning.planner import Plan, Planner
+from tap.planning.plan import Plan
+from tap.planning.planner import Planner
 from tap.settings import PlannerParams
-
-__all__ = ["Plan", "Policy"]
 
 
 class Policy:
@@ -44,16 +44,8 @@ class Policy:
         "state": the state is far outside the training data; the sentence names the dimension in which it is farthest.
         "plan": the plan is less likely than the planner's threshold beta^M (paper, section 3.3).
         """
-        low, high = self.normalizer.support_bounds(self.vqvae.layout.observation)
-        beyond = np.maximum(low - observations, observations - high)
+        reasons = ood_reasons(observations, self.normalizer, self.vqvae.layout.observation)
         threshold, num_codes = self.params.likelihood_threshold, self.planner.num_codes
-        reasons: list[dict[str, str]] = [{} for _ in observations]
-        for row in np.flatnonzero((beyond > 0).any(axis=1)):
-            dimension = int((beyond[row] / (high - low)).argmax())
-            reasons[row]["state"] = (
-                f"observation[{dimension}] is {observations[row, dimension]:.4g}, far outside the training data,"
-                f" which allows {low[dimension]:.4g} to {high[dimension]:.4g}"
-            )
         for row in np.flatnonzero(plan.log_probability < num_codes * math.log(threshold)):
             reasons[row]["plan"] = (
                 f"the plan has probability {math.exp(plan.log_probability[row]):.2g},"
@@ -66,15 +58,8 @@ class Policy:
         return self.planner.candidates(self._states(observations), generators)
 
     def check(self, observations: np.ndarray) -> None:
-        """Raise ValueError if observations are not (N, O), are empty, or are not finite in the models' float32."""
-        if observations.ndim != 2 or observations.shape[1] != self.observation_dim:
-            raise ValueError(f"observations have shape {observations.shape}; this policy needs (n, {self.observation_dim})")
-        if not len(observations):
-            raise ValueError("there is no observation to plan from: send at least one")
-        if not (np.abs(observations) <= np.finfo(np.float32).max).all():
-            raise ValueError(
-                "observations contain values that are not finite in float32 (NaN, infinite or too large): fix or drop them"
-            )
+        """Raise ValueError as `check_observations` does."""
+        check_observations(observations, self.observation_dim)
 
     def _states(self, observations: np.ndarray) -> torch.Tensor:
         self.check(observations)

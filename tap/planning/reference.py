@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tap.planning.planner import Plan, Planner
+from tap.planning.plan import Plan
+from tap.planning.planner import Planner
 
 
 @torch.no_grad()

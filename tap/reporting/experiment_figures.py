@@ -46,7 +46,7 @@ LatentSteps = Sequence[tuple[int, Sequence[Row]]]  # by latent step, the rows of
 
 def latent_step_figure(conditional: LatentSteps, unconditional: LatentSteps) -> Figure:
     """Scores, predicted returns and state errors against L, with and without a state-conditional decoder, as in the paper."""
-    measures: dict[str, Callable[[Row], float]] = {
+    measures: dict[str, Callable[[Row], float | None]] = {
         "normalised score": lambda row: row.score.mean,
         "predicted return": lambda row: row.search_value,
         "state error": lambda row: row.state_prediction_error,
@@ -58,7 +58,7 @@ def latent_step_figure(conditional: LatentSteps, unconditional: LatentSteps) -> 
                 (conditional, "conditional decoder", TAP, "o-"),
                 (unconditional, "unconditional decoder", OTHER, "s--"),
             ):
-                means = [statistics.fmean(map(measure, rows)) for _, rows in steps]
+                means = [statistics.fmean(value for row in rows if (value := measure(row)) is not None) for _, rows in steps]
                 axes.plot([L for L, _ in steps], means, form, color=colour, markersize=5, label=label)
             axes.set_title(name.capitalize())
             axes.set(xlabel="latent step L", ylabel=name)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from tap.files import write_atomically
 from tap.reporting.experiments import experiment_pictures
 from tap.reporting.pictures import Picture, dataset_pictures, returns_picture
-from tap.reporting.rows import SOURCES, Row, load_diagnoses, load_evaluations, table_rows
+from tap.reporting.rows import METHODS, SOURCES, Row, load_diagnoses, load_evaluations, table_rows
 from tap.reporting.studies import STUDIES, study_table
 from tap.reporting.style import figure_png, figure_svg
 from tap.reporting.tables import (
@@ -53,6 +53,7 @@ def write_report(data: Path, out: Path) -> Path:
         histograms=histograms,
         training=_training_metrics(data / "metrics"),
         sources=SOURCES,
+        methods=METHODS,
     )
     for picture in [*experiments, *itertools.chain(*sections.values()), *histograms.values()]:
         write_atomically(out / f"{picture.name}.png", figure_png(picture.figure))
@@ -91,7 +92,7 @@ def _training_metrics(metrics: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """By training stage and instance, the last metrics."""
     stages = {
         stage: {path.stem: TrainingMetrics.read(path).as_json() for path in sorted((metrics / stage).glob("*.json"))}
-        for stage in ("train_vqvae", "train_prior")
+        for stage in ("train_vqvae", "train_prior", "train_bc")
     }
     return {stage: instances for stage, instances in stages.items() if instances}
 

@@ -1,4 +1,4 @@
-"""Rows of the results table: evaluations and ablations, grouped so that their seeds may be averaged.
+"""Rows of the results table: evaluations, ablations and other methods, grouped so that their seeds may be averaged.
 
 - A mean comes with its standard error: over seeds, or over episodes if there is a single seed.
 - Runs that differ in data, params, scale, simulator or evaluation seeds never share a row.
@@ -7,7 +7,7 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +21,21 @@ SOURCES = {
     "recollected": "recollected, not D4RL's data",
     "bundled": "bundled, not D4RL's data",
 }
+METHODS = {"bc": "behaviour cloning"}  # others than TAP
 
 
 def load_evaluations(data: Path) -> list[Evaluation]:
-    """All evaluations and ablations under `data`/metrics, by dataset, ablation and seed.
+    """All evaluations, ablations and other methods under `data`/metrics, by dataset, method, ablation and seed.
 
     Raises ValueError if there is no evaluation, or with the name of a file that is not valid.
     """
     metrics = data / "metrics"
-    found = [Evaluation.read(path) for path in [*metrics.glob("evaluate/*.json"), *metrics.glob("ablations/*.json")]]
-    if all(each.ablation for each in found):
+    found = [
+        Evaluation.read(path) for stage in ("evaluate", "ablations", "methods") for path in metrics.glob(f"{stage}/*.json")
+    ]
+    if not any(map(_is_base, found)):
         raise ValueError(f"{metrics / 'evaluate'} contains no results: run `dvc repro evaluate` first")
-    return sorted(found, key=lambda each: (each.dataset, each.ablation or "", each.seed))
+    return sorted(found, key=lambda each: (each.dataset, each.method != "tap", each.method, each.ablation or "", each.seed))
 
 
 def load_diagnoses(data: Path) -> list[Diagnosis]:
@@ -43,10 +46,11 @@ def load_diagnoses(data: Path) -> list[Diagnosis]:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a results table: all seeds of one experiment with one planner."""
+    """A line of a results table: all seeds of one experiment with one planner or other method."""
 
     evaluations: tuple[Evaluation, ...]
     ablations: "tuple[Row, ...]" = ()
+    methods: "tuple[Row, ...]" = ()  # others than TAP, on the same data
     paper: Estimate | None = None
 
     @property
@@ -98,14 +102,14 @@ class Row:
         )
 
     @property
-    def search_value(self) -> float:
-        """Mean over seeds of the best predicted return at the first state."""
-        return statistics.fmean(each.search_value_mean for each in self.evaluations)
+    def search_value(self) -> float | None:
+        """Mean over seeds of the best predicted return at the first state; None for a method without plans."""
+        return _mean_of_known(each.search_value_mean for each in self.evaluations)
 
     @property
-    def state_prediction_error(self) -> float:
-        """Mean over seeds of the squared error of plans' states against the simulator."""
-        return statistics.fmean(each.state_prediction_error for each in self.evaluations)
+    def state_prediction_error(self) -> float | None:
+        """Mean over seeds of the squared error of plans' states against the simulator; None for a method without plans."""
+        return _mean_of_known(each.state_prediction_error for each in self.evaluations)
 
     def minus(self, other: "Row") -> Estimate | None:
         """Mean and standard error of the differences to `other`, seed by seed; None without a common seed."""
@@ -117,16 +121,40 @@ class Row:
         """The row of the ablation called `name`, if it was run."""
         return next((row for row in self.ablations if row.first.ablation == name), None)
 
+    def method(self, name: str) -> "Row | None":
+        """The row of the method called `name` on the same data, if it was run."""
+        return next((row for row in self.methods if row.first.method == name), None)
+
+
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _is_base(each: Evaluation) -> bool:
+    return each.method == "tap" and not each.ablation
+
 
 def table_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
-    """The results table: one row an experiment and planner, in the order of `evaluations`, each with its ablations."""
+    """The results table: one row of TAP an experiment and planner, in the order of `evaluations`.
+
+    Each has its ablations, and the other methods on the same data.
+    """
     ablations = _grouped([each for each in evaluations if each.ablation])
-    rows = []
-    for group in _grouped([each for each in evaluations if not each.ablation]):
-        first = group[0]
-        of_group = tuple(Row(each) for each in ablations if _experiment(each[0]) == _experiment(first))
-        rows.append(Row(group, of_group, paper_scores(first.dataset, first.source).get("TAP")))
-    return rows
+    methods = _grouped([each for each in evaluations if each.method != "tap"])
+    return [
+        Row(
+            group,
+            _beside(group, ablations),
+            _beside(group, methods),
+            paper_scores(group[0].dataset, group[0].source).get("TAP"),
+        )
+        for group in _grouped([each for each in evaluations if _is_base(each)])
+    ]
+
+
+def _beside(base: Sequence[Evaluation], groups: Sequence[tuple[Evaluation, ...]]) -> tuple[Row, ...]:
+    return tuple(Row(group) for group in groups if _experiment(group[0]) == _experiment(base[0]))
 
 
 def _grouped(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, ...]]:
@@ -134,7 +162,7 @@ def _grouped(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, ...]]:
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for each in evaluations:
         planner = json.dumps(each.planner, sort_keys=True)
-        key = (*_experiment(each), each.protocol, each.ablation, planner, each.latent_step, each.recipe)
+        key = (*_experiment(each), each.protocol, each.ablation, each.method, planner, each.latent_step, each.recipe)
         groups.setdefault(key, []).append(each)
     return [tuple(group) for group in groups.values()]
 
@@ -149,7 +177,7 @@ def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """A few numbers of each dataset, for `dvc metrics show` and `dvc exp show`; of its first row, if it has several."""
     numbers: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        error = row.score.standard_error
+        error, cloned = row.score.standard_error, row.method("bc")
         numbers.setdefault(
             row.first.dataset,
             {
@@ -157,6 +185,7 @@ def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
                 "standard_error": None if error is None else round(error, 2),
                 "decision_ms": round(row.latency.median, 1),
                 "data_score": round(row.first.behaviour.mean_score, 2),
+                "bc_score": round(cloned.score.mean, 2) if cloned else None,
             },
         )
     return numbers

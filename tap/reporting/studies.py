@@ -27,7 +27,7 @@ class Column:
     def find(self, base: Row) -> Row | None:
         """The column's row among the base and its ablations."""
         for row in (base, *base.ablations):
-            stated = row.first.planner | {"latent_step": row.first.latent_step}
+            stated = (row.first.planner or {}) | {"latent_step": row.first.latent_step}
             if row.first.ablation in self.rows and self.settings.items() <= stated.items():
                 return row
         return None

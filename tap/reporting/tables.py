@@ -88,7 +88,7 @@ def may_be_averaged(rows: Sequence[Row]) -> bool:
 
 
 def main_tables(rows: Sequence[Row]) -> list[Table]:
-    """Our scores and the data's, by suite, with all methods of the paper's table of that suite."""
+    """TAP's scores, behaviour cloning's and the data's, by suite, with all methods of the paper's table of that suite."""
     tables = []
     for suite, title in SUITES.items():
         of_suite = [row for row in rows if suite_of(row.first.dataset) == suite]
@@ -119,15 +119,21 @@ def _main_table(title: str, rows: Sequence[Row], suite: str) -> Table:
     ]
     if len(rows) > 1 and may_be_averaged(rows) and (all(papers) or not methods):
         lines.append(Line("mean", f"of these {len(rows)} datasets", tuple(map(_mean_text, columns))))
-    head = ("TAP", "data: mean", "data: best tenth")
+    head = ("TAP", "behaviour cloning", "data: mean", "data: best tenth")
     groups = (("this run", len(head)), (ON_D4RL, len(methods))) if methods else ()
     return Table(title, _main_caption(papers, methods), (*head, *methods), tuple(lines), groups)
 
 
 def _scores(row: Row) -> tuple[Estimate | None, ...]:
-    """Our score, and of the data's episodes the mean and the mean of the best tenth."""
+    """TAP's score, behaviour cloning's, and of the data's episodes the mean and the mean of the best tenth."""
+    cloned = row.method("bc")
     mean, best_tenth = row.first.behaviour.mean_score, row.first.behaviour.best_tenth_normalized_score
-    return row.score, Estimate(mean, None), None if best_tenth is None else Estimate(best_tenth, None)
+    return (
+        row.score,
+        cloned.score if cloned else None,
+        Estimate(mean, None),
+        None if best_tenth is None else Estimate(best_tenth, None),
+    )
 
 
 def _text(estimate: Estimate | None) -> str:

@@ -21,11 +21,15 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from tap.device import choose_device
+from tap.methods.behaviour_cloning import Action, BehaviourCloning
+from tap.planning.plan import Plan
 from tap.planning.planner import MAX_BATCH_STATES
-from tap.planning.policy import Plan, Policy
+from tap.planning.policy import Policy
 from tap.settings import Runtime
 
 logger = logging.getLogger(__name__)
+
+ActingPolicy = Policy | BehaviourCloning
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class PlanRequest:
 
     observations: np.ndarray
     generators: Sequence[torch.Generator]
-    plan: Future[Plan] = field(default_factory=Future)
+    plan: Future[Plan | Action] = field(default_factory=Future)
 
 
 class SharedPolicy:
@@ -44,13 +48,13 @@ class SharedPolicy:
     other requests of the batch.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ActingPolicy) -> None:
         self.policy = policy
         self._waiting: SimpleQueue[PlanRequest] = SimpleQueue()
         self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
 
-    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """As Policy.plan."""
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan | Action:
+        """As the policy's `plan`."""
         self.policy.check(observations)  # before it joins a batch, because an error would fail the whole batch
         request = PlanRequest(observations, generators)
         self._waiting.put(request)
@@ -74,7 +78,7 @@ class SharedPolicy:
         start = 0
         for request in batch:
             rows = slice(start, start := start + len(request.observations))
-            request.plan.set_result(Plan(**{name: array[rows] for name, array in vars(plan).items()}))
+            request.plan.set_result(type(plan)(**{name: array[rows] for name, array in vars(plan).items()}))
 
 
 def row_generators(seed: int, rows: int) -> list[torch.Generator]:
@@ -83,13 +87,18 @@ def row_generators(seed: int, rows: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(int(each)) for each in seeds]
 
 
+def load_policy(folder: Path, device: str) -> ActingPolicy:
+    """The policy that `save` wrote into `folder`, of whichever method. Raises ValueError as its `load` does."""
+    return (BehaviourCloning if (folder / "bc.json").exists() else Policy).load(folder, device)
+
+
 class ServedPolicy(PythonModel):
-    """A Policy behind MLflow's interface."""
+    """A policy behind MLflow's interface."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the policy that was logged with this file onto the configured device, or else that of TAP_DEVICE."""
         device = (context.model_config or {}).get("device") or Runtime().device
-        self.policy = Policy.load(Path(context.artifacts["policy"]), str(choose_device(device)))
+        self.policy = load_policy(Path(context.artifacts["policy"]), str(choose_device(device)))
         self.shared = SharedPolicy(self.policy)
 
     def predict(
@@ -113,22 +122,30 @@ class ServedPolicy(PythonModel):
             raise MlflowException("planning failed; see the server's log", INTERNAL_ERROR) from error
         return self._records(observations, plan) if params["details"] else plan.actions[:, 0].astype(np.float32)
 
-    def _records(self, observations: np.ndarray, plan: Plan) -> list[dict[str, Any]]:
+    def _records(self, observations: np.ndarray, plan: Plan | Action) -> list[dict[str, Any]]:
+        if isinstance(self.policy, BehaviourCloning):
+            every_reason = self.policy.ood_reasons(observations)
+        else:
+            assert isinstance(plan, Plan)
+            every_reason = self.policy.ood_reasons(observations, plan)
         return [
-            {
-                "action": plan.actions[row, 0].tolist(),
-                "plan": {
-                    "observations": plan.observations[row].tolist(),
-                    "actions": plan.actions[row].tolist(),
-                    "rewards": plan.rewards[row].tolist(),
-                },
-                "predicted_return": float(plan.predicted_return[row]),
-                "probability": math.exp(plan.log_probability[row]),
-                "out_of_distribution": bool(reasons),
-                "reasons": reasons,
-            }
-            for row, reasons in enumerate(self.policy.ood_reasons(observations, plan))
+            {"action": plan.actions[row, 0].tolist()}
+            | (_prediction(plan, row) if isinstance(plan, Plan) else {})
+            | {"out_of_distribution": bool(reasons), "reasons": reasons}
+            for row, reasons in enumerate(every_reason)
         ]
+
+
+def _prediction(plan: Plan, row: int) -> dict[str, Any]:
+    return {
+        "plan": {
+            "observations": plan.observations[row].tolist(),
+            "actions": plan.actions[row].tolist(),
+            "rewards": plan.rewards[row].tolist(),
+        },
+        "predicted_return": float(plan.predicted_return[row]),
+        "probability": math.exp(plan.log_probability[row]),
+    }
 
 
 set_model(ServedPolicy())

@@ -16,6 +16,7 @@ METRICS = {
     "normalized_score": "normalised score, 0 for a random policy and 100 for an expert by the dataset's reference returns",
     "return": "undiscounted return",
 }
+NAMES = {"tap": "TAP", "bc": "Behaviour cloning"}
 SHOWN_WARNINGS = 3  # MLflow limits a description to 5,000 characters
 PROMOTION = "\n## Promotion\n"
 
@@ -26,10 +27,9 @@ def model_card(
     """The card of one version of the registered model `name`, from its evaluation and its dataset's validation."""
     versions, latency, returns = evaluation.versions, evaluation.latency_ms, validation.episode_return
     warnings = validation.warnings[:SHOWN_WARNINGS] or ["none"]
-    return f"""# TAP policy for {evaluation.dataset}, training seed {evaluation.seed}
+    return f"""# {NAMES[evaluation.method]} policy for {evaluation.dataset}, training seed {evaluation.seed}
 
-A Trajectory Autoencoding Planner: a VQ-VAE encodes {evaluation.latent_step} steps as one code, a Transformer prior models the
-sequences of codes in the data, and each decision is a search over codes ({_search(evaluation.planner)}). It was trained
+{_method(evaluation)} It was trained
 offline, on recorded trajectories alone, at {evaluation.scale} scale.
 
 ## Score
@@ -66,8 +66,9 @@ offline, on recorded trajectories alone, at {evaluation.scale} scale.
 ## Intended use and limits
 
 For research in simulation: the policy acts in {evaluation.environment} from full observations. It was not tested on a real
-machine, and its actions have no safety checks. It was trained on states like those of the data; far from them, its plans and
-their predicted returns are meaningless. A score is valid only for its simulator, versions and protocol.
+machine, and its actions have no safety checks. It was trained on states like those of the data; far from them, its
+{"plans and their predicted returns" if evaluation.planner else "actions"} are meaningless. A score is valid only for its
+simulator, versions and protocol.
 
 ## Use
 
@@ -89,6 +90,18 @@ def with_promotion(card: str, reason: str, scores: Mapping[str, str]) -> str:
     table = "\n".join(f"| {seed} | {score} |" for seed, score in scores.items())
     head = card.partition(PROMOTION)[0]
     return f"{head}{PROMOTION}\n{reason}\n\n| training seed | score |\n| --- | --- |\n{table}\n"
+
+
+def _method(evaluation: Evaluation) -> str:
+    if evaluation.planner is None:
+        return (
+            "A network that imitates the data: it minimises the squared error of its actions, given the observation. It is a\n"
+            "baseline for policies that plan."
+        )
+    return (
+        f"A Trajectory Autoencoding Planner: a VQ-VAE encodes {evaluation.latent_step} steps as one code, a Transformer prior "
+        f"models the\nsequences of codes in the data, and each decision is a search over codes ({_search(evaluation.planner)})."
+    )
 
 
 def _search(planner: Mapping[str, Any]) -> str:

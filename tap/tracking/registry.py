@@ -19,7 +19,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-from tap.files import read_json
 from tap.tracking.mlflow_store import connect, failure, unless_missing
 from tap.tracking.run import Run
 
@@ -36,15 +35,14 @@ def model_name(dataset: str) -> str:
     return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
 
 
-def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray) -> None:
+def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int) -> None:
     """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
     `example_observations` (n, O) become the input example.
     """
-    layout = read_json(policy_folder / "vqvae.json")["layout"]
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, layout["observation_dim"]))]),
-        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, layout["action_dim"]))]),
+        inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, example_observations.shape[1]))]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, action_dim))]),
         params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
     )
     code = Path(__file__).parents[1]

@@ -201,7 +201,7 @@ def start_run(
 
 def _all_tags(stage: str, tags: Mapping[str, Any], runtime: Runtime) -> dict[str, str]:
     commit, dirty = git_state()
-    key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation") if part in tags)
+    key = "-".join(str(tags[part]) for part in ("dataset", "seed", "ablation", "method") if part in tags)
     dvc_stage = f"{stage}@{key}" if key else stage
     all_tags = {"stage": stage, "dvc_stage": dvc_stage, "git_commit": commit, "git_dirty": dirty, **tags}
     all_tags |= {tag: value for tag in ("parent_run", "flow_run") if (value := getattr(runtime, tag))}

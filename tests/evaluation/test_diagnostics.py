@@ -13,7 +13,8 @@ from pipelines.stages.diagnose import frames
 from tap.envs.make import State, make_environment
 from tap.evaluation.diagnostics import Distribution, distribution, render, visualise, with_planner
 from tap.evaluation.rollout import episode_generator
-from tap.planning.policy import Plan, Policy
+from tap.planning.plan import Plan
+from tap.planning.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")  # of Hopper-v4
 

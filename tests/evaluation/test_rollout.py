@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -12,7 +13,7 @@ from conftest import custom_dataset
 
 from tap.envs.make import make_environment
 from tap.evaluation.rollout import LATENCY_DECISIONS, WARM_UP_DECISIONS, episode_generator, rollout, summarize
-from tap.planning.policy import Plan
+from tap.planning.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")  # of Hopper-v4
 HORIZON = 4
@@ -90,6 +91,16 @@ class Dice:
         return plan_of(states, np.repeat(action[:, None], HORIZON, axis=1), np.repeat(noise[:, :1], HORIZON, axis=1))
 
 
+class Reflex:
+    """On the line: moves by `move`; its plans are actions alone."""
+
+    def __init__(self, move):
+        self.move = move
+
+    def plan(self, observations, generators):
+        return SimpleNamespace(actions=np.full((len(generators), 1, 1), self.move))
+
+
 class SimulatorHopper:
     """A planner with a perfect model: it steps its own Hopper, at any height, from the observed state."""
 
@@ -117,11 +128,10 @@ GAINS = np.random.default_rng(0).normal(0, 0.5, (3, 11))
 
 
 def repeatable(result):
-    return {
-        field.name: getattr(result, field.name)
-        for field in fields(result)
-        if field.name not in ("latencies", "batch_latencies", "examples")
-    } | {"examples": [example.as_json() for example in result.examples]}
+    values = {field.name: getattr(part, field.name) for part in (result, result.predictions) for field in fields(part)}
+    for name in ("latencies", "batch_latencies", "predictions"):
+        del values[name]
+    return values | {"examples": [example.as_json() for example in values["examples"]]}
 
 
 def same(one, other):
@@ -138,8 +148,8 @@ def test_returns_lengths_and_ends_by_hand():
     assert result.terminated.all()
     assert planner.batch_sizes[-4:] == [5, 5, 3, 2]  # only episodes that still run are planned for
     assert len(result.batch_latencies) == 4
-    np.testing.assert_array_equal(result.search_values, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
-    np.testing.assert_array_equal(result.log_probabilities, -result.search_values)
+    np.testing.assert_array_equal(result.predictions.search_values, [4 * start + 7.5 for start in (0, 0.5, 1, 1.5, 2)])
+    np.testing.assert_array_equal(result.predictions.log_probabilities, -result.predictions.search_values)
 
 
 def test_time_limit_is_not_a_termination():
@@ -154,22 +164,23 @@ def test_environment_seed_counts_up_from_its_start():
 
 
 def test_state_prediction_error_by_hand():
-    assert (roll(Mover(0.5)).state_prediction_errors == 0).all()
+    assert (roll(Mover(0.5)).predictions.state_prediction_errors == 0).all()
     # Off by 0, 0.25, 0.5, 0.75 at the four states; the last episode, from 2.5, ends after one step: one state to compare.
     result = roll(Mover(0.5, drift=0.25), episodes=6)
     whole = (0.25**2 + 0.5**2 + 0.75**2) / 4
-    np.testing.assert_allclose(result.state_prediction_errors, [whole, whole, whole, (0.25**2 + 0.5**2) / 3, 0.25**2 / 2, 0])
+    errors = [whole, whole, whole, (0.25**2 + 0.5**2) / 3, 0.25**2 / 2, 0]
+    np.testing.assert_allclose(result.predictions.state_prediction_errors, errors)
 
 
 def test_a_perfect_model_has_no_state_prediction_error():
     result = roll(SimulatorHopper(GAINS), HOPPER, episodes=2)
-    assert (result.state_prediction_errors < 1e-9).all()
+    assert (result.predictions.state_prediction_errors < 1e-9).all()
     wrong = roll(Dice(GAINS), HOPPER, episodes=2)
-    assert (wrong.state_prediction_errors > 1e-3).all()
+    assert (wrong.predictions.state_prediction_errors > 1e-3).all()
 
 
 def test_examples_compare_a_plan_with_the_simulation():
-    first, middle = roll(Mover(0.5, drift=0.25)).examples
+    first, middle = roll(Mover(0.5, drift=0.25)).predictions.examples
     assert first.title == "first state of episode 0" and middle.title == "step 2 of episode 0"
     np.testing.assert_array_equal(first.planned_observations[:, 0], [0, 0.75, 1.5, 2.25])
     np.testing.assert_array_equal(first.simulated_observations[:, 0], [0, 0.5, 1, 1.5])
@@ -200,7 +211,7 @@ def test_lockstep_equals_each_episode_alone():
             over = terminated or truncated
         assert together.lengths[episode] == len(rewards) and together.terminated[episode] == terminated
         assert together.returns[episode] == pytest.approx(sum(rewards), rel=1e-6)  # float32 matmul rounds by batch size
-        assert together.search_values[episode] == pytest.approx(predicted_return)
+        assert together.predictions.search_values[episode] == pytest.approx(predicted_return)
 
 
 def test_equal_seeds_give_equal_rollouts():
@@ -216,10 +227,10 @@ def test_equal_seeds_give_equal_rollouts():
 
 def test_a_policy_rolls_out(tiny_policy):
     result = roll(tiny_policy, HOPPER)
-    assert (result.lengths > 1).all() and np.isfinite(result.state_prediction_errors).all()
+    assert (result.lengths > 1).all() and np.isfinite(result.predictions.state_prediction_errors).all()
     assert same(result, roll(tiny_policy, HOPPER)) and not same(result, roll(tiny_policy, HOPPER, planner_seed=1))
-    assert result.examples[0].planned_observations.shape == (6, 11)
-    assert result.examples[0].simulated_observations.shape[1:] == (11,)
+    assert result.predictions.examples[0].planned_observations.shape == (6, 11)
+    assert result.predictions.examples[0].simulated_observations.shape[1:] == (11,)
 
 
 def test_plan_every_executes_so_many_actions_of_each_plan():
@@ -243,7 +254,7 @@ def test_plan_every_executes_so_many_actions_of_each_plan():
     actions = np.array([first, 0.1 + first, 0.2 + first, second, 0.1 + second])
     np.testing.assert_allclose(result.returns, [actions.cumsum().sum(), (0.5 + actions.cumsum()).sum()])
     assert len(result.batch_latencies) == 2
-    assert result.examples[1].title == "step 3 of episode 0"
+    assert result.predictions.examples[1].title == "step 3 of episode 0"
     assert "re-planned every 3 steps" in summarize(result, LINE)["protocol"]
 
 
@@ -286,7 +297,7 @@ def test_summary():
     assert summary["return_mean"] == pytest.approx((1607.01 + 3234.3) / 2) and summary["terminated"] == [True, False]
     assert summary["latency_ms"] == pytest.approx({"median": 10.5, "p95": 19.05, "batch_median": 200.0})
     assert summary["protocol"] == "2 episodes, seeds 1000-1001, re-planned every step, last checkpoint"
-    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.search_values.mean()
+    assert summary["state_prediction_error"] == 0 and summary["search_value_mean"] == result.predictions.search_values.mean()
 
 
 def test_summary_without_reference_scores_or_spread():
@@ -294,3 +305,18 @@ def test_summary_without_reference_scores_or_spread():
     assert summary["normalized_score"] is None and summary["normalized_score_standard_error"] is None
     assert summary["score_metric"] == "return" and summary["scores"] == summary["returns"]
     assert summarize(roll(Mover(0.75), episodes=1), replace(HOPPER, id="x"))["normalized_score_standard_error"] is None
+
+
+def test_a_policy_whose_plans_are_actions_alone_has_scores_and_no_predictions():
+    """As long as a plan's actions are the same, so are the returns."""
+    result, planned = roll(Reflex(0.75), episodes=5), roll(Mover(0.75), episodes=5)
+    np.testing.assert_array_equal(result.returns, planned.returns)
+    np.testing.assert_array_equal(result.lengths, planned.lengths)
+    assert result.predictions is None and len(result.latencies) == LATENCY_DECISIONS
+    summary = summarize(result, LINE)
+    assert summary["protocol"] == "5 episodes, seeds 0-4, last checkpoint"
+    assert summary["return_mean"] == planned.returns.mean()
+    assert [key for key, value in summary.items() if value is None] == [
+        *("normalized_score", "normalized_score_standard_error"),
+        *("search_value_mean", "log_probability_mean", "state_prediction_error"),
+    ]

@@ -10,6 +10,7 @@ from rows_of import BASE
 from stage_files import (
     PRIOR_CSV,
     VQVAE_CSV,
+    cloned_json,
     diagnosis_json,
     diagnosis_plots,
     evaluation_json,
@@ -32,6 +33,7 @@ def write_data(data: Path) -> None:
         write(data / f"metrics/evaluate/{key}.json", evaluation_json(seed=seed, normalized_score=40.0 + 20 * seed))
         ablated = evaluation_json(seed=seed, normalized_score=31.25, ablation="no-search")
         write(data / f"metrics/ablations/{key}-no-search.json", ablated)
+        write(data / f"metrics/methods/{key}-bc.json", cloned_json(seed=seed, normalized_score=17.5 + 2 * seed))
         write(data / f"metrics/train_vqvae/{key}.json", {"step": 150, "loss": 0.5, "codebook_usage": 0.9, "parameters": 123456})
         write(data / f"plots/train_vqvae/{key}.csv", VQVAE_CSV)
         write(data / f"plots/train_prior/{key}.csv", PRIOR_CSV)
@@ -140,6 +142,7 @@ def test_the_page_holds_the_results(data: Path) -> None:
         "2 seeds \N{MULTIPLICATION SIGN} 3 episodes",
         "± over seeds",
         "31.2 ± 0.0",
+        "18.5 ± 1.0",  # behaviour cloning
         "22.1",
         "51.5",
         "44.4",

@@ -2,9 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_files import UNSCORED, diagnosis_json, evaluation, evaluation_json, write
+from stage_files import UNSCORED, cloned_json, diagnosis_json, evaluation, evaluation_json, write
 
 from tap.reporting.rows import headline, load_diagnoses, load_evaluations, table_rows
+from tap.results import Evaluation
 
 
 def test_the_error_is_over_seeds_not_over_pooled_episodes() -> None:
@@ -50,6 +51,19 @@ def test_ablations_belong_to_their_experiment() -> None:
     assert elsewhere.ablations == ()
 
 
+def test_other_methods_belong_to_their_experiment_and_are_no_rows() -> None:
+    cloned = [
+        Evaluation.model_validate(cloned_json(seed=seed, normalized_score=score)) for seed, score in ((0, 20.0), (1, 24.0))
+    ]
+    here, elsewhere = table_rows([evaluation(), evaluation(seed=1), *cloned, evaluation(scale="paper")])
+    found = here.method("bc")
+    assert found is not None and (found.score.mean, found.score.standard_error) == (22, pytest.approx(2))
+    assert (found.search_value, found.state_prediction_error) == (None, None)
+    assert here.first.method == elsewhere.first.method == "tap"
+    assert elsewhere.method("bc") is None and here.ablations == ()
+    assert headline([here])["hopper-medium-replay"]["bc_score"] == 22
+
+
 def test_latency_is_the_median_seeds_and_the_slowest_seeds_95th_percentile() -> None:
     latencies = [{"median": median, "p95": p95, "batch_median": 50} for median, p95 in ((10, 40), (20, 25), (60, 90))]
     (row,) = table_rows([evaluation(seed=seed, latency_ms=latency) for seed, latency in enumerate(latencies)])
@@ -67,8 +81,9 @@ def test_headline_has_a_few_rounded_numbers_of_each_base() -> None:
     )
     assert headline(rows) == {
         # Mean 135.5 / 3, deviations -5.17, -0.17, 5.33: s = sqrt(55.17 / 2) = 5.252, over sqrt(3).
-        "hopper-medium-replay": {"score": 45.17, "standard_error": 3.03, "decision_ms": 20.0, "data_score": 22.1},
-        "mine": {"score": 7.0, "standard_error": None, "decision_ms": 20.0, "data_score": 700.0},
+        "hopper-medium-replay": {"score": 45.17, "standard_error": 3.03, "decision_ms": 20.0, "data_score": 22.1}
+        | {"bc_score": None},
+        "mine": {"score": 7.0, "standard_error": None, "decision_ms": 20.0, "data_score": 700.0, "bc_score": None},
     }
 
 
@@ -76,6 +91,7 @@ def test_no_results_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dvc repro evaluate"):
         load_evaluations(tmp_path)
     write(tmp_path / "metrics/ablations/x-0-no-search.json", evaluation_json(ablation="no-search"))
+    write(tmp_path / "metrics/methods/x-0-bc.json", cloned_json())
     with pytest.raises(ValueError, match="dvc repro evaluate"):
         load_evaluations(tmp_path)
 

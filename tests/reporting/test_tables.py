@@ -1,11 +1,11 @@
 import pytest
 from rows_of import rows_of
-from stage_files import UNSCORED, diagnosis_json, evaluation
+from stage_files import UNSCORED, cloned_json, diagnosis_json, evaluation, evaluation_json
 
 from tap.reporting.report import experiment_tables
 from tap.reporting.rows import table_rows
 from tap.reporting.tables import Line, Table, departures_table, main_tables, markdown, sampled_plans_table
-from tap.results import Diagnosis
+from tap.results import Diagnosis, Evaluation
 
 
 def columns_of(table: Table | None) -> dict[str, tuple[str, ...]]:
@@ -64,7 +64,7 @@ def test_the_main_table_is_by_suite_with_all_methods_of_the_papers() -> None:
         "AntMaze",
         "Other datasets",
     ]
-    assert [table.head[3:] for table in tables] == [
+    assert [table.head[4:] for table in tables] == [
         ("TAP", "BC", "CQL", "IQL", "DT", "MOReL", "TT"),
         ("TAP", "BC", "CQL", "MOPO", "Opt-MOPO", "TT"),  # no IQL on pen-expert
         (),
@@ -72,6 +72,7 @@ def test_the_main_table_is_by_suite_with_all_methods_of_the_papers() -> None:
     ]
     assert tables[0].lines[0].cells == (
         "50.0 ± 10.0",
+        "\N{EN DASH}",  # behaviour cloning was not run
         "22.1",
         "51.5",
         "63.4 ± 1.4",
@@ -86,9 +87,21 @@ def test_the_main_table_is_by_suite_with_all_methods_of_the_papers() -> None:
     assert "paper" not in tables[2].caption + tables[3].caption
 
 
+def test_behaviour_cloning_is_beside_tap() -> None:
+    runs = [
+        Evaluation.model_validate(values(dataset=dataset, seed=seed, normalized_score=score + seed))
+        for dataset, tap, cloned in (("hopper-medium-v2", 40.0, 20.0), ("walker2d-medium-v2", 60.0, 30.0))
+        for values, score in ((evaluation_json, tap), (cloned_json, cloned))
+        for seed in (0, 1)
+    ]
+    (table,) = main_tables(table_rows(runs))
+    assert columns_of(table)["behaviour cloning"] == ("20.5 ± 0.5", "30.5 ± 0.5", "25.5 ± 0.4")
+    assert table.groups[0] == ("this run", 4)
+
+
 def test_returns_are_not_called_scores() -> None:
     (table,) = main_tables(table_rows([evaluation(dataset="my-point", source="file", **UNSCORED)]))
-    assert table.lines[0].cells[:2] == ("1200.0 ± 152.8", "700.0")
+    assert table.lines[0].cells[:3] == ("1200.0 ± 152.8", "\N{EN DASH}", "700.0")
     assert "returns, no reference scores" in table.lines[0].note
 
 

@@ -20,16 +20,20 @@ import psutil
 import pytest
 import requests
 import torch
-from conftest import ROOT, make_tiny_policy, tiny_tree
+from conftest import ROOT, make_tiny_policy, random_episodes, tiny_tree
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.model import PythonModelContext
 
 from benchmarks.sizes import params_of
 from pipelines.serve import serve
+from pipelines.stages.train_bc import WINDOWS
+from tap.data.windows import Layout, fit_normalizer
+from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.planning.plan import Plan
 from tap.planning.planner import MAX_BATCH_STATES
-from tap.planning.policy import Plan, Policy
+from tap.planning.policy import Policy
 from tap.serving.policy import ServedPolicy, SharedPolicy
-from tap.settings import Runtime
+from tap.settings import Params, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import log_policy, open_registry
 
@@ -79,6 +83,22 @@ def test_details_are_the_plan_and_its_warnings(served: ServedPolicy, tiny_policy
     assert far["out_of_distribution"] and far["reasons"]["state"].startswith(
         "observation[0] is 100, far outside the training data"
     )
+
+
+def test_behaviour_cloning_is_served_without_predictions(tiny_params: Params, tmp_path: Path) -> None:
+    episodes = random_episodes([30, 5, 40], observation_dim=11, action_dim=3)
+    torch.manual_seed(0)
+    policy = BehaviourCloning(tiny_params.train_bc, Layout(11, 3), fit_normalizer(episodes, WINDOWS))
+    policy.save(tmp_path / "policy")
+    model = ServedPolicy()
+    model.load_context(PythonModelContext(artifacts={"policy": str(tmp_path / "policy")}, model_config=None))
+    expected = policy.act(OBSERVATIONS, [])
+    np.testing.assert_allclose(predict(model, OBSERVATIONS), expected, rtol=1e-5)
+    far = np.array([[100.0, *[0.0] * 10]])
+    near, warned = predict(model, np.concatenate([OBSERVATIONS[:1], far]), {"details": True})
+    assert list(near) == list(warned) == ["action", "out_of_distribution", "reasons"]
+    np.testing.assert_allclose(near["action"], expected[0], rtol=1e-5)
+    assert warned["out_of_distribution"] and "observation[0] is 100" in warned["reasons"]["state"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +195,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     runtime = Runtime(tracking_uri=uri, outbox=folder / ".tracking")
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", OBSERVATIONS)
+        log_policy(run, folder / "policy", OBSERVATIONS, 3)
         run.register("tap-tiny", {"score": 1.5})
     with open_registry(uri) as registry:
         found = registry.version_of_run("tap-tiny", run.id)

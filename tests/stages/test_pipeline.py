@@ -18,6 +18,7 @@ from mlflow.entities import Run
 
 from pipelines.stages import train_prior
 from tap.data.windows import Windows
+from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.planning.policy import Policy
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
@@ -60,9 +61,66 @@ def test_repro_makes_every_stages_results(reproduced: Path) -> None:
     assert (reproduced / "data/report/my-hopper-candidates.png").exists()
 
 
+def test_behaviour_cloning_is_evaluated_beside_tap(reproduced: Path) -> None:
+    (tap,), (cloned,) = metrics(reproduced).values(), metrics(reproduced, "methods").values()
+    assert (tap["method"], cloned["method"]) == ("tap", "bc")
+    same = (
+        "dataset",
+        "digest",
+        "environment",
+        "simulator",
+        "seed",
+        "environment_seed",
+        "episodes",
+        "behaviour",
+        "score_metric",
+    )
+    assert {key: cloned[key] for key in same} == {key: tap[key] for key in same}
+    assert tap.keys() - cloned.keys() == {
+        *("search_value_mean", "log_probability_mean", "state_prediction_error", "planner", "latent_step", "window_length")
+    }
+    scores = json.loads((reproduced / "data/scores.json").read_text())["my-hopper"]
+    assert scores["bc_score"] == round(cloned["normalized_score"], 2)
+    assert "behaviour cloning" in (reproduced / "data/report/results.md").read_text()
+
+
+def test_all_methods_train_on_the_same_episodes(reproduced: Path) -> None:
+    """The statistics of the training episodes, which differ for every split, are the VQ-VAE's."""
+    vqvae, cloned = (
+        json.loads((reproduced / f"data/{name}/my-hopper-3/{name}.json").read_text())["normalizer"] for name in ("vqvae", "bc")
+    )
+    columns = slice(0, 11 + 3)  # rewards and returns-to-go are the VQ-VAE's own
+    for statistic in ("mean", "std", "min", "max"):
+        assert cloned[statistic][columns] == vqvae[statistic][columns]
+    everything = np.load(reproduced / "data/raw/my-hopper/episodes/observations.npy").mean(axis=0)
+    assert not np.allclose(cloned["mean"][:11], everything, atol=1e-3)
+
+
+def test_behaviour_cloning_is_tracked_and_registered_as_its_own_model(reproduced: Path) -> None:
+    (evaluation,) = tracked_runs(reproduced, "tags.dvc_stage = 'methods@my-hopper-3-bc'")
+    (cloned,) = metrics(reproduced, "methods").values()
+    assert evaluation.data.metrics["normalized_score"] == pytest.approx(cloned["normalized_score"])
+    assert "search_value_mean" not in evaluation.data.metrics
+    (training,) = tracked_runs(reproduced, f"tags.run_key = '{evaluation.data.tags['run_train_bc']}'")
+    assert training.data.tags["dvc_stage"] == "train_bc@my-hopper-3"
+    assert training.data.tags["method"] == evaluation.data.tags["method"] == "bc"
+    script = (
+        "import json, mlflow, numpy as np;"
+        "(version,) = mlflow.MlflowClient().search_model_versions(\"name = 'tap-my-hopper-bc'\");"
+        "model = mlflow.pyfunc.load_model('models:/tap-my-hopper-bc/1', model_config={'device': 'cpu'});"
+        "print(json.dumps([version.tags, model.predict(np.asarray(model.input_example)).tolist()]))"
+    )
+    tags, actions = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    np.testing.assert_allclose(actions, json.loads(tags["example_actions"]), atol=1e-5)
+    policy = BehaviourCloning.load(reproduced / "data/bc/my-hopper-3")
+    states = np.load(reproduced / "data/raw/my-hopper/episodes/observations.npy")[:2]
+    np.testing.assert_allclose(actions, policy.act(states, []), atol=1e-5)
+    assert tags["recipe"] == cloned["recipe"] and tags["seed"] == "3"
+
+
 def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
     commit = run(reproduced, "git", "rev-parse", "HEAD").stdout.strip()
-    for folder in ("vqvae", "prior"):
+    for folder in ("vqvae", "prior", "bc"):
         lineage = json.loads((reproduced / f"data/lineage/train_{folder}/my-hopper-3.json").read_text())
         assert lineage["git_commit"] == commit
         assert lineage["dataset_digest"] == metrics(reproduced)["my-hopper-3.json"]["digest"]
@@ -108,9 +166,14 @@ def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:
     """The models are trained again from nothing; kill -9 strikes when the first checkpoint has appeared."""
-    expected = [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")]
+    stages = ("train_vqvae", "train_prior", "train_bc", "evaluate", "methods")
+    expected = [metrics(reproduced, stage) for stage in stages]
     shutil.rmtree(reproduced / ".checkpoints")
-    for stage in ("train_vqvae", "train_prior"):
+    for stage, instance in (
+        ("train_vqvae", "train_vqvae@my-hopper-3"),
+        ("train_prior", "train_prior@my-hopper-3"),
+        ("train_bc", "train_methods@my-hopper-3-bc"),
+    ):
         module = f"pipelines.stages.{stage}"
         environment = os.environ | {"PYTHONPATH": str(reproduced), "OMP_NUM_THREADS": "1"}
         environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{reproduced}/mlflow.db"
@@ -119,10 +182,10 @@ def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: 
             assert process.poll() is None, "the stage ended before its first checkpoint was seen"
         process.kill()
         process.wait()
-        run(reproduced, "dvc", "repro", "-f", "-s", f"{stage}@my-hopper-3")
-    run(reproduced, "dvc", "repro", "-f", "-s", "evaluate@my-hopper-3")
+        run(reproduced, "dvc", "repro", "-f", "-s", instance)
+    run(reproduced, "dvc", "repro", "-f", "-s", "evaluate@my-hopper-3", "methods@my-hopper-3-bc")
     assert not tracked_runs(reproduced, "attributes.status != 'FINISHED'") and not list((reproduced / ".tracking").iterdir())
-    assert [metrics(reproduced, stage) for stage in ("train_vqvae", "train_prior", "evaluate")] == expected
+    assert [metrics(reproduced, stage) for stage in stages] == expected
 
 
 @pytest.mark.parametrize(

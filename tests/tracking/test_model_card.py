@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from stage_files import UNSCORED, evaluation_json, validation_json
+from stage_files import UNSCORED, cloned_json, evaluation_json, validation_json
 
 from tap.results import Evaluation, ValidationReport
 from tap.tracking.model_card import model_card, with_promotion
@@ -34,6 +34,24 @@ EVALUATION = evaluation_json(
     git_commit="c0mm17",
     runs={"train_vqvae": "run-a", "train_prior": None, "evaluate": "run-c"},
 )
+
+
+CLONED = cloned_json(
+    **{
+        key: EVALUATION[key]
+        for key in ("source", "digest", "versions", "seed", "episodes", "scores", "return_mean", "behaviour")
+    }
+)
+
+
+def test_a_card_of_behaviour_cloning_claims_no_plans() -> None:
+    text = model_card(
+        "tap-hopper-medium-replay-bc", Evaluation.model_validate(CLONED), ValidationReport.model_validate(VALIDATION),
+        latency_budget_ms=200.0, git_dirty=False,
+    )  # fmt: skip
+    assert text.startswith("# Behaviour cloning policy for hopper-medium-replay, training seed 7\n")
+    assert "imitates the data" in text and "far from them, its\nactions are meaningless" in text
+    assert not any(word in text for word in ("Trajectory", "VQ-VAE", "predicted return", "plans", "None"))
 
 
 def card(validation: dict[str, Any] = VALIDATION, git_dirty: bool = False, **changes: Any) -> str:

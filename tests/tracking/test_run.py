@@ -221,7 +221,7 @@ def use(tracked: Run, policy_folder: Path) -> None:
     tracked.log_metrics(5, {"loss": 1.0})
     tracked.set_tags({"note": "late"})
     tracked.log_json({}, "late.json")
-    log_policy(tracked, policy_folder, np.zeros((1, 11)))
+    log_policy(tracked, policy_folder, np.zeros((1, 11)), 3)
     tracked.register(f"tap-{tracked.id}", {"score": 1.5}, "# A policy")
 
 

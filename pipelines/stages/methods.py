@@ -1,0 +1,69 @@
+"""Stage methods: a policy of another method than TAP, in the same simulators -> scores; the policy goes to the registry.
+
+Example: python -m pipelines.stages.methods hopper-medium-replay 0 bc
+"""
+
+from functools import partial
+
+import numpy as np
+
+from pipelines.command_line import Dataset, Method, Seed, main
+from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of
+from pipelines.stages.params import MethodsStage
+from tap.data.episodes import Episodes
+from tap.device import choose_device
+from tap.envs.make import make_environment
+from tap.evaluation.rollout import rollout, summarize
+from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.results import Evaluation, ValidationReport, instance_key, metrics_path, weights_folder
+from tap.settings import Runtime
+from tap.tracking import run as tracking
+from tap.tracking.registry import model_name
+
+POLICIES = {"bc": BehaviourCloning}
+
+
+def run(dataset: Dataset, seed: Seed, method: Method) -> None:
+    """Roll the policy out as the stage `evaluate` does; write its metrics and run, log and register it as a model."""
+    resolved, runtime, name = MethodsStage.read(dataset), Runtime(), instance_key(dataset, seed, method)
+    params, info, stage, models = resolved.params, resolved.info, f"train_{method}", instance_key(dataset, seed)
+    episodes = Episodes.load(DATA / "raw" / dataset / "episodes")
+    validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
+    policy = POLICIES[method].load(weights_folder(stage, models), str(choose_device(runtime.device)))
+    runs, facts = run_ids([stage], models), provenance(resolved, validation, seed)
+    with tracking.start_run(
+        "methods",
+        name=f"methods {name}",
+        params=params.model_dump(mode="json"),
+        tags=tags_of(facts, runs) | {"method": method},
+        runtime=runtime,
+    ) as tracked:
+        result = rollout(
+            policy,
+            partial(make_environment, info),
+            episodes=params.episodes,
+            environment_seed=params.seed,
+            planner_seed=seed,
+        )
+        parts = {
+            "fetch": resolved.fetch.model_dump(mode="json", exclude={"source", "path"}),
+            stage: policy.params.model_dump(mode="json"),
+            "methods": params.model_dump(mode="json", exclude={"latency_budget_ms"}),
+        }
+        evaluation = Evaluation(
+            **dict(facts),
+            **summarize(result, info),
+            behaviour=behaviour(episodes, info),
+            recipe=digest(parts, facts),
+            runs=runs | {"methods": tracked.id},
+            git_commit=tracking.git_state()[0],
+            method=method,
+        )
+        log(tracked, evaluation)
+        states, budget = np.array(episodes.observations[:2]), params.latency_budget_ms
+        register(tracked, f"{model_name(dataset)}-{method}", policy, states, evaluation, validation, budget)
+        evaluation.write(metrics_path(DATA, "methods", name))
+
+
+if __name__ == "__main__":
+    main(run)

@@ -15,6 +15,7 @@ ablations: {no-search: {evaluate: {}}}
 fetch: {}
 train_vqvae: {}
 train_prior: {}
+train_critic: {}
 evaluate: {}
 scales: {}
 """
@@ -74,10 +75,15 @@ stages:
     cmd: python stage.py train_prior@${item.dataset}-${item.seed} data/prior/${item.dataset}-${item.seed}
     deps: ["data/vqvae/${item.dataset}-${item.seed}"]
     outs: ["data/prior/${item.dataset}-${item.seed}"]
+  train_critic:
+    matrix: *each
+    cmd: python stage.py train_critic@${item.dataset}-${item.seed} data/critic/${item.dataset}-${item.seed}
+    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
+    outs: ["data/critic/${item.dataset}-${item.seed}"]
   evaluate:
     matrix: *each
     cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
   diagnose:
     matrix: {dataset: "${datasets}", seed: ["${seeds[0]}"]}
@@ -89,7 +95,7 @@ stages:
     cmd: >-
       python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
       data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
   report:
     cmd: python stage.py report data/report

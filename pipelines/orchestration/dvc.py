@@ -56,7 +56,7 @@ class Instance:
 
 
 PARAMS_STAGE = Instance("params")
-MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
+MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
 
 
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:

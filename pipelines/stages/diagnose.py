@@ -38,7 +38,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
         "diagnose",
         name=f"diagnose {key}",
         params=resolved.params.model_dump(mode="json"),
-        tags=tags_of(facts, run_ids(key)),
+        tags=tags_of(facts, run_ids(key, policy)),
         runtime=runtime,
     ) as tracked:
         found = diagnose(policy, resolved.info, resolved.params, seed, key)

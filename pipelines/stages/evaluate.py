@@ -54,7 +54,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
     models = name if resolved.trains else instance_key(dataset, seed)
     policy = load_policy(models, params, runtime)
-    runs, facts = run_ids(models), provenance(resolved, validation, seed)
+    runs, facts = run_ids(models, policy), provenance(resolved, validation, seed)
     tags = tags_of(facts, runs) | ({"ablation": ablation} if ablation else {})
     with tracking.start_run(
         stage, name=f"{stage} {name}", params=params.model_dump(mode="json"), tags=tags, runtime=runtime
@@ -89,13 +89,14 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior = (weights_folder(stage, key) for stage in ("train_vqvae", "train_prior"))
-    return Policy.join(vqvae, prior, params.planner, choose_device(runtime.device))
+    vqvae, prior, critic = (weights_folder(stage, key) for stage in ("train_vqvae", "train_prior", "train_critic"))
+    return Policy.join(vqvae, prior, critic, params.planner, choose_device(runtime.device))
 
 
-def run_ids(key: str) -> dict[str, str | None]:
-    """The runs that trained the models called `key`, by stage. They do not affect scores, so DVC does not depend on them."""
-    paths = {stage: lineage_path(stage, key) for stage in ("train_vqvae", "train_prior")}
+def run_ids(key: str, policy: Policy) -> dict[str, str | None]:
+    """The runs that trained the policy's models, called `key`, by stage. Scores and DVC do not depend on them."""
+    stages = ("train_vqvae", "train_prior", *(["train_critic"] if policy.critic else []))
+    paths = {stage: lineage_path(stage, key) for stage in stages}
     return {stage: Lineage.read(path).run_id if path.exists() else None for stage, path in paths.items()}
 
 
@@ -153,6 +154,7 @@ def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
         "fetch": resolved.fetch.model_dump(mode="json", exclude={"source", "path"}),  # the digest identifies the data
         "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
         "train_prior": policy.prior.params.model_dump(mode="json"),
+        **({"train_critic": policy.critic.params.model_dump(mode="json")} if policy.critic else {}),
         "evaluate": resolved.params.model_dump(mode="json", exclude={"latency_budget_ms"}),
     } | facts.model_dump(include={"digest", "environment", "simulator"})
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,8 +3,8 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, evaluate
-    data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also train_vqvae and train_prior
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, evaluate
+    data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also the stages that train them
 
 Example: python -m pipelines.stages.params
 """
@@ -25,6 +25,7 @@ from tap.settings import (
     FetchParams,
     Scale,
     Section,
+    TrainCriticParams,
     TrainPriorParams,
     TrainVqvaeParams,
     load_params,
@@ -84,6 +85,14 @@ class TrainPriorStage(StageParams):
     params: TrainPriorParams
 
 
+class TrainCriticStage(StageParams):
+    """The critic's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_critic"
+    scale: Scale
+    params: TrainCriticParams
+
+
 class EvaluateStage(StageParams):
     """The environment, the planner and the protocol, without the location of the dataset's file."""
 
@@ -124,6 +133,7 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
             if ablation is None or trains:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
+                stages.append(TrainCriticStage(scale=params.scale, params=params.train_critic))
             for stage in stages:
                 yield stage.path(dataset, ablation), stage
 

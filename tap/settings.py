@@ -235,7 +235,9 @@ class Params(Section):
                 f"plans of evaluate.planner.search {planner.search} are one code long"
             )
         if vqvae.bottleneck == "attention" and (planner.search == "beam" or planner.averages):
-            decodes = "a beam search decodes partial plans" if planner.search == "beam" else f"{planner.search} decodes single codes"
+            decodes = (
+                "a beam search decodes partial plans" if planner.search == "beam" else f"{planner.search} decodes single codes"
+            )
             raise ValueError(
                 f"evaluate.planner.search: {decodes}, which train_vqvae.bottleneck attention does not support: "
                 "use prior_sampling"

@@ -3,9 +3,11 @@
     data/raw/DATASET/validation.json     ValidationReport
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
     data/metrics/train_prior/KEY.json    TrainingMetrics
+    data/metrics/train_critic/KEY.json   TrainingMetrics
     data/metrics/train_bc/KEY.json       TrainingMetrics
     data/lineage/train_vqvae/KEY.json    Lineage
     data/lineage/train_prior/KEY.json    Lineage
+    data/lineage/train_critic/KEY.json   Lineage
     data/lineage/train_bc/KEY.json       Lineage
     data/metrics/evaluate/KEY.json       Evaluation
     data/metrics/ablations/KEY.json      Evaluation
@@ -41,7 +43,7 @@ def metrics_path(data: Path, stage: str, key: str) -> Path:
 
 
 def weights_folder(stage: str, key: str) -> Path:
-    """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/bc/KEY."""
+    """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/critic/KEY, data/bc/KEY."""
     return Path("data") / stage.removeprefix("train_") / key
 
 
@@ -151,7 +153,11 @@ class ValidationReport(Record):
 
 
 class TrainingMetrics(Record):
-    """The last values of a training run, means since the log's previous entry. Only the VQ-VAE has parts of the loss."""
+    """The last values of a training run, means since the log's previous entry.
+
+    Only the VQ-VAE has parts of the loss. Only the critic has errors: the RMSE of its values, and Spearman's correlation of
+    values and returns, in units of return, on held-out episodes, or on the training episodes if none are held out.
+    """
 
     step: int
     loss: float
@@ -164,6 +170,10 @@ class TrainingMetrics(Record):
     codebook_usage: Absent[float] = None  # share of the codes
     codebook_perplexity: Absent[float] = None
     held_out_loss: Absent[float] = None  # none without held-out episodes
+    held_out_error: Absent[float] = None
+    first_state_error: Absent[float] = None  # at the episodes' first states
+    first_state_rank_correlation: Absent[float] = None
+    return_std: Absent[float] = None
     parameters: int
 
 

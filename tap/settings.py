@@ -38,7 +38,7 @@ Method = Literal["bc"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 
-STAGES = ("fetch", "train_vqvae", "train_prior", "train_bc", "evaluate")
+STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
 
 
 class Section(BaseModel):
@@ -179,10 +179,19 @@ class TrainBcParams(Section):
     fit: FitParams
 
 
-class PlannerParams(Section):
-    """The search over codes (paper, section 3.3)."""
+class TrainCriticParams(Section):
+    """An ensemble of MLPs with two hidden layers."""
 
-    search: Literal["beam", "prior_sampling", "uniform_sampling"]
+    members: PositiveInt
+    width: PositiveInt  # of the hidden layers
+    episode_share: Probability  # of the training episodes, for each member
+    fit: FitParams
+
+
+class PlannerParams(Section):
+    """The search over codes (paper, section 3.3), or the mean over first codes (critic_weighted and prior_mean)."""
+
+    search: Literal["beam", "prior_sampling", "uniform_sampling", "critic_weighted", "prior_mean"]
     horizon: PositiveInt
     beam_width: PositiveInt
     expansion_factor: PositiveInt
@@ -192,6 +201,13 @@ class PlannerParams(Section):
     likelihood_threshold: Probability  # beta
     partial_threshold: bool  # a partial plan of m codes is penalised below beta^m, not below beta^M
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
+    # Of critic_weighted, in units of the critic's held-out error. The default is for policies saved by earlier versions.
+    temperature: PositiveFloat = 0.5
+
+    @property
+    def averages(self) -> bool:
+        """Whether a plan is a mean over first codes, which the other params but `temperature` do not concern."""
+        return self.search in ("critic_weighted", "prior_mean")
 
 
 class ProtocolParams(Section):
@@ -215,6 +231,7 @@ class Params(Section):
     fetch: FetchParams
     train_vqvae: TrainVqvaeParams
     train_prior: TrainPriorParams
+    train_critic: TrainCriticParams
     train_bc: TrainBcParams
     evaluate: EvaluateParams
 
@@ -233,10 +250,18 @@ class Params(Section):
             )
         if self.evaluate.plan_every > horizon:
             raise ValueError(f"evaluate.plan_every {self.evaluate.plan_every} is more than evaluate.planner.horizon {horizon}")
-        if vqvae.bottleneck == "attention" and planner.search == "beam":
+        if planner.averages and self.evaluate.plan_every > vqvae.latent_step:
             raise ValueError(
-                "evaluate.planner.search: a beam search decodes partial plans, which train_vqvae.bottleneck attention does not "
-                "support: use prior_sampling"
+                f"evaluate.plan_every {self.evaluate.plan_every} is more than train_vqvae.latent_step {vqvae.latent_step}: "
+                f"plans of evaluate.planner.search {planner.search} are one code long"
+            )
+        if vqvae.bottleneck == "attention" and (planner.search == "beam" or planner.averages):
+            decodes = (
+                "a beam search decodes partial plans" if planner.search == "beam" else f"{planner.search} decodes single codes"
+            )
+            raise ValueError(
+                f"evaluate.planner.search: {decodes}, which train_vqvae.bottleneck attention does not support: "
+                "use prior_sampling"
             )
         return self
 
@@ -246,11 +271,12 @@ class Ablation(Section):
 
     train_vqvae: dict[str, Any] = {}
     train_prior: dict[str, Any] = {}
+    train_critic: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
 
     @property
     def trains(self) -> bool:
-        return bool(self.train_vqvae or self.train_prior)
+        return bool(self.train_vqvae or self.train_prior or self.train_critic)
 
 
 class Ablate(Section):
@@ -273,6 +299,7 @@ class ParamsFile(Section):
     fetch: dict[str, Any]
     train_vqvae: dict[str, Any]
     train_prior: dict[str, Any]
+    train_critic: dict[str, Any]
     train_bc: dict[str, Any]
     evaluate: dict[str, Any]
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]

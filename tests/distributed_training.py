@@ -1,4 +1,4 @@
-"""Trains a tiny VQ-VAE and a prior, in as many processes as torchrun starts; used by test_distributed.py.
+"""Trains a tiny VQ-VAE, a prior and a critic, in as many processes as torchrun starts; used by test_distributed.py.
 
 Example: python -m torch.distributed.run --nproc-per-node=2 tests/distributed_training.py OUT
 """
@@ -14,15 +14,17 @@ from torch import Tensor
 from benchmarks.sizes import params_of
 from tap.data.windows import Windows, fit_normalizer
 from tap.distributed import process_group, rank, world_size
+from tap.model.critic import Critic, sample_episodes
 from tap.training import fit
 
 
 def train(out: Path) -> dict[str, Any]:
-    """What this process has after training: weights and history of both models, and each batch's number of padded steps."""
+    """What this process has after training: weights and history of all models, and each batch's number of padded steps."""
     tree = tiny_tree()
-    for stage in ("train_vqvae", "train_prior"):
+    for stage in ("train_vqvae", "train_prior", "train_critic"):
         # Processes differ in what they sample at random: masks of dropout, and vectors that replace dead codes.
-        tree[stage]["transformer"] = tree[stage]["transformer"] | {"dropout": 0.0}
+        if "transformer" in tree[stage]:
+            tree[stage]["transformer"] = tree[stage]["transformer"] | {"dropout": 0.0}
         tree[stage]["fit"] = tree[stage]["fit"] | {"updates": 12, "log_every": 4, "checkpoint_every": 12}
     tree["train_vqvae"]["codebook"] |= {"dead_usage": 0.0}
     tree["train_vqvae"]["fit"] |= {"schedule": "cosine", "warmup_updates": 3, "ema_decay": 0.5}
@@ -51,13 +53,22 @@ def train(out: Path) -> dict[str, Any]:
         starts = torch.arange(len(windows[0]))[rank() :: world_size()]
         vqvae.codebook.refit([vqvae.features(windows[0].gather(starts)[0])])
 
+    critic = Critic(params.train_critic, vqvae)
+    seen = sample_episodes(params.train_critic, 6, torch.Generator().manual_seed(0))
+
+    def critic_loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+        at = windows[is_held_out]
+        codes, states = vqvae.encode(at.gather(starts)[0])[:, 0], at.transitions_NX[starts, vqvae.layout.observation]
+        trained = torch.ones(5, len(starts), dtype=torch.bool) if is_held_out else seen[:, at.episodes_of(starts)]
+        return critic.loss(states, codes, at.transitions_NX[starts, vqvae.layout.return_to_go], trained)
+
     found: dict[str, Any] = {"padding": padding}
-    for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss)):
+    for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss), ("critic", critic, critic_loss)):
         found[name] = {
             "history": fit(
                 model, loss, getattr(params, f"train_{name}").fit, num_windows=len(windows[0]), num_held_out=len(windows[1]),
                 seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
-                refit=refit_codebook,
+                refit=refit_codebook if name == "vqvae" else lambda: None,
             ),
             "weights": model.state_dict(),
         }  # fmt: skip

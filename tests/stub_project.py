@@ -17,6 +17,7 @@ fetch: {}
 train_vqvae: {}
 train_prior: {}
 train_bc: {}
+train_critic: {}
 evaluate: {}
 scales: {}
 """
@@ -77,10 +78,15 @@ stages:
     cmd: python stage.py train_prior@${item.dataset}-${item.seed} data/prior/${item.dataset}-${item.seed}
     deps: ["data/vqvae/${item.dataset}-${item.seed}"]
     outs: ["data/prior/${item.dataset}-${item.seed}"]
+  train_critic:
+    matrix: *each
+    cmd: python stage.py train_critic@${item.dataset}-${item.seed} data/critic/${item.dataset}-${item.seed}
+    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
+    outs: ["data/critic/${item.dataset}-${item.seed}"]
   evaluate:
     matrix: *each
     cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
   train_methods:
     matrix: &method {dataset: "${datasets}", seed: "${seeds}", method: "${methods}"}
@@ -105,7 +111,7 @@ stages:
     cmd: >-
       python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
       data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}"]
+    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
     outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
   report:
     cmd: python stage.py report data/report

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from tap.settings import Runtime, load_params, read_params_file, suite_of
+from tap.settings import STAGES, Runtime, load_params, read_params_file, suite_of
 
 EVERY_SUITE = ["hopper-medium-replay", "ant-medium-v2", "door-human-v0", "antmaze-medium-diverse-v0", "my-robot"]
 
@@ -81,6 +81,15 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
         ),
         ({"evaluate": {"plan_every": 15}}, "evaluate.plan_every 15 is more than evaluate.planner.horizon 12"),
         ({"train_vqvae": {"bottleneck": "attention"}}, "evaluate.planner.search: a beam search decodes partial plans"),
+        (
+            {"train_vqvae": {"bottleneck": "attention"}, "evaluate": {"planner": {"search": "prior_mean"}}},
+            "evaluate.planner.search: prior_mean decodes single codes",
+        ),
+        (
+            {"evaluate": {"plan_every": 4, "planner": {"search": "critic_weighted"}}},
+            "evaluate.plan_every 4 is more than train_vqvae.latent_step 3: plans of .* critic_weighted are one code long",
+        ),
+        ({"evaluate": {"planner": {"temperature": 0}}}, "datasets.hopper-a.evaluate.planner.temperature: .*greater than 0"),
         ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
         (
             {"train_prior": {"fit": {"updates": 50, "warmup_updates": 50}}},
@@ -150,11 +159,7 @@ def test_every_ablation_changes_what_it_names_and_nothing_else(
     # At the paper's scale: a horizon may be longer than the windows of the other. Nothing changes where it is the scale's own.
     plain = load_params(path, dataset, scale="paper")
     ablated = load_params(path, dataset, scale="paper", ablation=ablation)
-    changed = {
-        stage
-        for stage in ("fetch", "train_vqvae", "train_prior", "evaluate")
-        if getattr(plain, stage) != getattr(ablated, stage)
-    }
+    changed = {stage for stage in STAGES if getattr(plain, stage) != getattr(ablated, stage)}
     own = {f"horizon-{plain.evaluate.planner.horizon}", "beta-5e-2"}
     named = set(read_params_file(path).ablations[ablation].model_dump(exclude_defaults=True))
     assert changed == named - ({"evaluate"} if ablation in own else set())

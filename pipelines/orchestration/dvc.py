@@ -56,9 +56,9 @@ class Instance:
 
 
 PARAMS_STAGE = Instance("params")
-TAP = ("train_vqvae", "train_prior", "evaluate")
+TAP = ("train_vqvae", "train_prior", "train_critic", "evaluate")
 OTHER_METHOD = ("train_methods", "methods")
-MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "model_ablations")
+MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
 
 
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:

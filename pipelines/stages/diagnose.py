@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.image import imsave
 
 from pipelines.command_line import Dataset, Seed, main
-from pipelines.stages.evaluate import MODELS, load_policy
+from pipelines.stages.evaluate import load_policy, trained_by
 from pipelines.stages.evaluation import DATA, provenance, run_ids, tags_of
 from pipelines.stages.params import EvaluateStage
 from tap.data.catalog import DatasetInfo
@@ -39,7 +39,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
         "diagnose",
         name=f"diagnose {key}",
         params=resolved.params.model_dump(mode="json"),
-        tags=tags_of(facts, run_ids(MODELS, key)),
+        tags=tags_of(facts, run_ids(trained_by(policy), key)),
         runtime=runtime,
     ) as tracked:
         found = diagnose(policy, resolved.info, resolved.params, seed, key)

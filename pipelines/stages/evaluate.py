@@ -21,7 +21,7 @@ from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import model_name
 
-MODELS = ("train_vqvae", "train_prior")  # the stages that train them
+MODELS = ("train_vqvae", "train_prior", "train_critic")  # the stages that train them
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -36,7 +36,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
     models = name if resolved.trains else instance_key(dataset, seed)
     policy = load_policy(models, params, runtime)
-    runs, facts = run_ids(MODELS, models), provenance(resolved, validation, seed)
+    runs, facts = run_ids(trained_by(policy), models), provenance(resolved, validation, seed)
     tags = tags_of(facts, runs) | ({"ablation": ablation} if ablation else {})
     with tracking.start_run(
         stage, name=f"{stage} {name}", params=params.model_dump(mode="json"), tags=tags, runtime=runtime
@@ -76,8 +76,13 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior = (weights_folder(stage, key) for stage in MODELS)
-    return Policy.join(vqvae, prior, params.planner, choose_device(runtime.device))
+    vqvae, prior, critic = (weights_folder(stage, key) for stage in MODELS)
+    return Policy.join(vqvae, prior, critic, params.planner, choose_device(runtime.device))
+
+
+def trained_by(policy: Policy) -> tuple[str, ...]:
+    """The stages that trained the models which the policy uses."""
+    return MODELS if policy.critic else MODELS[:-1]
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
@@ -86,6 +91,7 @@ def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
         "fetch": resolved.fetch.model_dump(mode="json", exclude={"source", "path"}),  # the digest identifies the data
         "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
         "train_prior": policy.prior.params.model_dump(mode="json"),
+        **({"train_critic": policy.critic.params.model_dump(mode="json")} if policy.critic else {}),
         "evaluate": resolved.params.model_dump(mode="json", exclude={"latency_budget_ms"}),
     }
     return digest(parts, facts)

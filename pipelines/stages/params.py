@@ -3,8 +3,8 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_bc, evaluate, methods
-    data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also train_vqvae and train_prior
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, train_bc, evaluate, methods
+    data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also the stages that train them
 
 Example: python -m pipelines.stages.params
 """
@@ -27,6 +27,7 @@ from tap.settings import (
     Scale,
     Section,
     TrainBcParams,
+    TrainCriticParams,
     TrainPriorParams,
     TrainVqvaeParams,
     load_params,
@@ -84,6 +85,14 @@ class TrainPriorStage(StageParams):
     stage: ClassVar[str] = "train_prior"
     scale: Scale
     params: TrainPriorParams
+
+
+class TrainCriticStage(StageParams):
+    """The critic's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_critic"
+    scale: Scale
+    params: TrainCriticParams
 
 
 class TrainBcStage(StageParams):
@@ -151,6 +160,7 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
             if ablation is None or trains:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
+                stages.append(TrainCriticStage(scale=params.scale, params=params.train_critic))
             for stage in stages:
                 yield stage.path(dataset, ablation), stage
 

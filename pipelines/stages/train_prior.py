@@ -8,15 +8,13 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainPriorStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import encode, launch, training_job
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.prior import Prior, save_prior
 from tap.model.serialization import read_description
-from tap.model.vqvae import VQVAE, load_vqvae
+from tap.model.vqvae import load_vqvae
 from tap.results import instance_key, weights_folder
-
-ENCODED_AT_ONCE = 1024  # windows
 
 
 def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:
@@ -41,16 +39,6 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
             return prior.loss(codes_BM.long(), windows.transitions_NX[starts, vqvae.layout.observation])
 
         job.fit(prior, loss, len(training), len(held_out), lambda folder: save_prior(folder, prior))
-
-
-@torch.no_grad()
-def encode(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Tensor:
-    """The codes (B, M), int32, of the windows that start at rows `starts_B`, or of all windows."""
-    if starts_B is None:
-        starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
-    with torch.autocast(starts_B.device.type, enabled=False):
-        chunks = starts_B.split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
-        return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainVqvaeStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import ENCODED_AT_ONCE, launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.distributed import rank, world_size
 from tap.model.vqvae import VQVAE, save_vqvae
 
 REFIT_WINDOWS = 20_000  # spread evenly over the training episodes
-ENCODED_AT_ONCE = 1024  # windows
 
 
 def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:

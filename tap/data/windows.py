@@ -240,10 +240,14 @@ class Windows:
     def __len__(self) -> int:
         return len(self.transitions_NX)
 
+    def episodes_of(self, starts_B: Tensor) -> Tensor:
+        """The episodes (B,), counted from 0, of the windows that start at rows `starts_B`."""
+        return torch.searchsorted(self.ends_E, starts_B, right=True)
+
     def gather(self, starts_B: Tensor) -> tuple[Tensor, Tensor]:
         """The windows that start at rows `starts_B`: tokens (B, T, F) normalised, and which steps are valid (B, T) bool."""
         rows_BT = starts_B[:, None] + self.steps_T
-        ends_B = self.ends_E[torch.searchsorted(self.ends_E, starts_B, right=True)]
+        ends_B = self.ends_E[self.episodes_of(starts_B)]
         valid_BT = rows_BT < ends_B[:, None]
         inside_BTX = self.transitions_NX[rows_BT.clamp(max=len(self) - 1)]
         tokens_BTX = torch.where(valid_BT[..., None], inside_BTX, self.padding_X)

@@ -13,7 +13,7 @@ class Plan:
     actions: np.ndarray  # (N, H, A)
     rewards: np.ndarray  # (N, H)
     returns_to_go: np.ndarray  # (N, H)
-    codes: np.ndarray  # (N, M)
-    log_probability: np.ndarray  # (N,), ln p(z_1..z_M | s_1)
+    codes: np.ndarray  # (N, M); of a mean over codes, the one with the highest weight
+    log_probability: np.ndarray  # (N,), ln p(z_1..z_M | s_1) of these codes
     predicted_return: np.ndarray  # (N,), discounted
     score: np.ndarray  # (N,), the objective: predicted return and likelihood penalty

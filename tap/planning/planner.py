@@ -1,7 +1,9 @@
 """Planning: search over codes for the plan of highest predicted return that is likely under the prior (paper, section 3.3).
 
-Uses the models only through `VQVAE.decode` and the prior's log probabilities. Plans for any number of states at once: each
-state has its own random generator, so its plan does not depend on the others.
+Or no search but a mean: of the plans of all single codes, weighted by the prior and a critic (`score_codes` and `average`).
+
+Uses the models only through `VQVAE.decode`, the prior's log probabilities and the critic's values. Plans for any number of
+states at once: each state has its own random generator, so its plan does not depend on the others.
 
 Shapes: N states, W kept plans per state, C candidates per state, R rows (N * W or N * C, all plans of a state in sequence),
 S codes sampled after each plan, M codes, L latent step, H steps (= M * L), O observation, A action, X transition,
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from tap.cuda_graph import Graphed
 from tap.data.windows import Normalizer
+from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
@@ -113,18 +116,27 @@ class Candidates:
 
 
 class Planner:
-    """Plans with the models of one policy, by beam search or by sampling."""
+    """Plans with the models of one policy: by beam search, by sampling, or as the mean over all single codes.
 
-    def __init__(self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: PlannerParams) -> None:
-        self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
-        self.num_codes = params.horizon // vqvae.params.latent_step
+    Raises ValueError if the search needs a critic and there is none.
+    """
+
+    def __init__(
+        self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: PlannerParams, critic: Critic | None = None
+    ) -> None:
+        if params.search == "critic_weighted" and critic is None:
+            raise ValueError("search critic_weighted needs a critic: run the stage train_critic, or choose another search")
+        self.vqvae, self.prior, self.normalizer, self.params, self.critic = vqvae, prior, normalizer, params, critic
+        # Of a mean over codes: tau, in units of return.
+        self.temperature = params.temperature * critic.held_out_error if params.search == "critic_weighted" and critic else 1.0
+        self.num_codes = 1 if params.averages else params.horizon // vqvae.params.latent_step
         beam = params.search == "beam"
         width, factor = (params.beam_width, params.expansion_factor) if beam else (params.samples, 1)
         self._distinct = beam and not params.replacement
         # Without replacement, at most all K codes can be sampled after a plan.
         max_branching = vqvae.params.codebook.size if self._distinct else width * factor
-        # Of m codes there are beam_sizes[m] plans per state, and each is continued by branching[m] codes.
-        self.beam_sizes, self.branching = [1], [min(width * factor, max_branching)]
+        # Of m codes there are beam_sizes[m] plans per state, and each is continued by branching[m] codes. A mean samples none.
+        self.beam_sizes, self.branching = ([], []) if params.averages else ([1], [min(width * factor, max_branching)])
         for _ in range(self.num_codes - 1):
             self.beam_sizes.append(min(width, self.beam_sizes[-1] * self.branching[-1]))
             self.branching.append(min(factor, max_branching))
@@ -216,6 +228,50 @@ class Planner:
         return_R, score_R = self.objective(steps, plans.log_probability_R, self.num_codes)
         return Candidates(codes_RM, steps, plans.log_probability_R, return_R, score_R)
 
+    def score_codes(self, state_NO: Tensor) -> Candidates:
+        """All plans of a single code, C = K, for `average`.
+
+        critic_weighted: plan k has the critic's value Q_k of its code as predicted return, and the score Q_k + tau ln p_k, p
+        being the prior and tau the params' temperature times the critic's held-out error: values that differ by much less than
+        the critic errs hardly change the prior. prior_mean, its limit for large tau, needs no critic: plan k has the decoder's
+        predicted return, and the score ln p_k.
+        """
+        N, K, layout = len(state_NO), self.vqvae.params.codebook.size, self.vqvae.layout
+        log_probs_N1K, _ = self.prior(self._empty_plans(state_NO).tokens_RM, state_NO)
+        log_probability_R = log_probs_N1K.flatten()
+        codes_R1 = torch.arange(K, device=state_NO.device).repeat(N)[:, None]
+        steps, _ = self.vqvae.decode(codes_R1, state_NO.repeat_interleave(K, dim=0))
+        if self.critic is None or self.params.search == "prior_mean":
+            return_R, _ = self.objective(steps, log_probability_R, num_codes=1)
+            return Candidates(codes_R1, steps, log_probability_R, return_R, log_probability_R)
+        column = slice(layout.return_to_go, layout.return_to_go + 1)
+        return_R = self.normalizer.denormalize(self.critic.values(state_NO)[..., None], column).flatten()
+        return Candidates(codes_R1, steps, log_probability_R, return_R, return_R + self.temperature * log_probability_R)
+
+    def average(self, scored: Candidates, states: int) -> Candidates:
+        """Of each state's plans from `score_codes`, the mean with weights w_k proportional to exp(score_k / tau): R = N rows.
+
+        Of critic_weighted, w_k is proportional to p_k exp(Q_k / tau), which maximises the objective
+        sum_k w_k Q_k - tau KL(w || p), the score of the mean. That is one step of policy improvement, regularised towards the
+        policy in the data, with codes as actions (Peters et al. 2010, REPS; Peng et al. 2019, AWR). As in MPPI (Williams et al.
+        2017), not one of the actions is executed but their weighted mean. Of prior_mean, w = p, and the first action is an
+        estimate of the data's mean action.
+        """
+        log_weights_NK = (scored.score_R / self.temperature).view(states, -1).log_softmax(dim=1)
+        weights_NK = log_weights_NK.exp()
+        best_N = scored.score_R.view(states, -1).argmax(dim=1)
+        rows_N = _rows_of(best_N[:, None], weights_NK.shape[1])
+
+        def mean(values_R: Tensor) -> Tensor:
+            values_NK = values_R.view(*weights_NK.shape, *values_R.shape[1:])
+            return torch.einsum("nk,nk...->n...", weights_NK, values_NK)
+
+        return_N = mean(scored.predicted_return_R)
+        divergence_N = mean(log_weights_NK.flatten() - scored.log_probability_R)
+        steps = Decoded(mean(scored.steps.transitions_BTX), mean(scored.steps.end_logits_BT))
+        score_N = return_N - self.temperature * divergence_N
+        return Candidates(scored.codes_RM[rows_N], steps, scored.log_probability_R[rows_N], return_N, score_N)
+
     def _empty_plans(self, state_NO: Tensor) -> PartialPlans:
         """One plan without codes per state."""
         start_N1 = torch.full((len(state_NO), 1), self.prior.start, device=state_NO.device)
@@ -256,8 +312,12 @@ class Planner:
     def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
         """The fields of Plan, of the best candidate or of all."""
         N, layout = len(observations_NO), self.vqvae.layout
-        search = self.beam_search if self.params.search == "beam" else self.sample_plans
-        found = search(self.normalizer.normalize(observations_NO, layout.observation), noise)
+        state_NO = self.normalizer.normalize(observations_NO, layout.observation)
+        if self.params.averages:
+            found = self.average(self.score_codes(state_NO), N) if best else self.score_codes(state_NO)
+        else:
+            search = self.beam_search if self.params.search == "beam" else self.sample_plans
+            found = search(state_NO, noise)
         score_NC = found.score_R.view(N, -1)
         all_NC = torch.arange(score_NC.numel(), device=score_NC.device).view_as(score_NC)
         rows = _rows_of(score_NC.argmax(dim=1, keepdim=True), score_NC.shape[1]) if best else all_NC

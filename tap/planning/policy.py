@@ -1,4 +1,4 @@
-"""A policy: the two models, the Normalizer and the planner's params, in one folder of safetensors and JSON files."""
+"""A policy: models, Normalizer and the planner's params, in one folder of safetensors and JSON files."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import torch
 from tap.data.observations import check_observations, ood_reasons
 from tap.data.windows import Normalizer
 from tap.files import write_json
+from tap.model.critic import Critic, load_critic, save_critic
 from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import read_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
@@ -22,9 +23,18 @@ from tap.settings import PlannerParams
 class Policy:
     """Acts by planning. `plan` and `act` take raw observations (N, O) and one random generator per state, on the CPU."""
 
-    def __init__(self, vqvae: VQVAE, normalizer: Normalizer, prior: Prior, params: PlannerParams, device: torch.device) -> None:
+    def __init__(
+        self,
+        vqvae: VQVAE,
+        normalizer: Normalizer,
+        prior: Prior,
+        params: PlannerParams,
+        device: torch.device,
+        critic: Critic | None = None,
+    ) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
-        self.planner = Planner(vqvae, prior, normalizer, params)
+        self.critic = critic
+        self.planner = Planner(vqvae, prior, normalizer, params, critic)
 
     @property
     def observation_dim(self) -> int:
@@ -42,7 +52,8 @@ class Policy:
         """Why each of N plans from raw observations (N, O) is out of distribution, one dict per plan, empty if it is not.
 
         "state": the state is far outside the training data; the sentence names the dimension in which it is farthest.
-        "plan": the plan is less likely than the planner's threshold beta^M (paper, section 3.3).
+        "plan": the plan, or of a mean over codes the code with the highest weight, is less likely than the planner's threshold
+        beta^M (paper, section 3.3).
         """
         reasons = ood_reasons(observations, self.normalizer, self.vqvae.layout.observation)
         threshold, num_codes = self.params.likelihood_threshold, self.planner.num_codes
@@ -54,7 +65,7 @@ class Policy:
         return reasons
 
     def candidates(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """All C complete plans that the search scores from each observation: arrays are (N, C, ...)."""
+        """All C plans that the search scores, or the mean weighs, from each observation: arrays are (N, C, ...)."""
         return self.planner.candidates(self._states(observations), generators)
 
     def check(self, observations: np.ndarray) -> None:
@@ -73,16 +84,25 @@ class Policy:
         """Write the policy into `folder`, which can then be moved and loaded anywhere."""
         save_vqvae(folder, self.vqvae, self.normalizer)
         save_prior(folder, self.prior)
+        if self.critic:
+            save_critic(folder, self.critic)
         write_json(folder / "planner.json", self.params.model_dump(mode="json"))
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read a policy that `save` wrote. Raises ValueError if files are missing or damaged."""
-        return cls.join(folder, folder, PlannerParams.model_validate(read_description(folder, "planner")), torch.device(device))
+        params = PlannerParams.model_validate(read_description(folder, "planner"))
+        return cls.join(folder, folder, folder, params, torch.device(device))
 
     @classmethod
-    def join(cls, vqvae_folder: Path, prior_folder: Path, params: PlannerParams, device: torch.device) -> Self:
-        """Assemble a policy from the output folders of the two training stages. Raises ValueError as `load` does."""
+    def join(
+        cls, vqvae_folder: Path, prior_folder: Path, critic_folder: Path, params: PlannerParams, device: torch.device
+    ) -> Self:
+        """Assemble a policy from the output folders of the training stages; the critic only if the search needs it.
+
+        Raises ValueError as `load` does.
+        """
         vqvae, normalizer = load_vqvae(vqvae_folder, device)
         prior = load_prior(prior_folder, vqvae.params, vqvae.layout.observation_dim, device)
-        return cls(vqvae, normalizer, prior, params, device)
+        critic = load_critic(critic_folder, vqvae, device) if params.search == "critic_weighted" else None
+        return cls(vqvae, normalizer, prior, params, device, critic)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tap.model.critic import Critic
 from tap.planning.planner import (
     MAX_BATCH_STATES,
     batch_sizes,
@@ -14,7 +15,7 @@ from tap.planning.planner import (
     sample_distinct_codes,
 )
 from tap.planning.policy import Policy
-from tap.settings import Params
+from tap.settings import Params, TrainCriticParams
 
 
 def generators(*seeds: int) -> list[torch.Generator]:
@@ -23,7 +24,16 @@ def generators(*seeds: int) -> list[torch.Generator]:
 
 def with_planner(policy: Policy, **changes: object) -> Policy:
     params = policy.params.model_copy(update=changes)
-    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device)
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device, policy.critic)
+
+
+def with_critic(policy: Policy, params: TrainCriticParams, **changes: object) -> Policy:
+    """The policy with a random critic, and changes of its planner's params."""
+    torch.manual_seed(1)
+    critic = Critic(params, policy.vqvae).eval()
+    critic.held_out_error = 0.8
+    joined = Policy(policy.vqvae, policy.normalizer, policy.prior, policy.params, policy.device, critic)
+    return with_planner(joined, **{"search": "critic_weighted"} | changes)
 
 
 def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
@@ -147,9 +157,9 @@ def test_many_samples_find_the_exhaustive_optimum(tiny_policy: Policy) -> None:
         assert found.score[0] == pytest.approx(score, rel=1e-4)
 
 
-@pytest.mark.parametrize("search", ["beam", "prior_sampling", "uniform_sampling"])
-def test_planning_for_many_states_equals_planning_for_each_alone(tiny_policy: Policy, search: str) -> None:
-    policy = with_planner(tiny_policy, search=search)
+@pytest.mark.parametrize("search", ["beam", "prior_sampling", "uniform_sampling", "critic_weighted", "prior_mean"])
+def test_planning_for_many_states_equals_planning_for_each_alone(tiny_policy: Policy, tiny_params: Params, search: str) -> None:
+    policy = with_critic(tiny_policy, tiny_params.train_critic, search=search)
     observations = np.random.default_rng(2).normal(size=(5, 11)).astype(np.float32)
     together = policy.plan(observations, generators(*range(5)))
     for n in range(5):
@@ -207,6 +217,125 @@ def test_a_search_never_waits_for_a_value(tiny_policy: Policy, choices: dict[str
     search = policy.planner.sample_plans if policy.params.search == "prior_sampling" else policy.planner.beam_search
     found = search(torch.empty(2, 11, device="meta"), noise)
     assert len(found.score_R) == 2 * (16 if policy.params.search == "prior_sampling" else 4 * policy.params.expansion_factor)
+
+
+def mean_by_hand(policy: Policy, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Weights of all first codes, the mean of their plans, predicted return and score: code by code, from whole plans."""
+    vqvae, params, layout = policy.vqvae, policy.params, policy.vqvae.layout
+    mean, std = policy.normalizer.mean.astype(float), policy.normalizer.std.astype(float)
+    state = torch.from_numpy((observation - mean[layout.observation]) / std[layout.observation]).float()[None]
+    priors, values, plans = [], [], []
+    discount = vqvae.params.windows.discount
+    for code in range(vqvae.params.codebook.size):
+        codes = torch.tensor([[code, 0]])  # the decoder is causal: what follows a code does not change its steps
+        with torch.no_grad():
+            steps, _ = vqvae.decode(codes, state)
+            priors.append(math.exp(float(policy.prior.log_probabilities(codes, state)[0, 0])))
+            plans.append(steps.transitions_BTX[0, :3].double().numpy() * std + mean)
+            if params.search == "critic_weighted":
+                assert policy.critic is not None
+                members = policy.critic(state, torch.tensor([code]))[:, 0].double().numpy()
+                values.append(members.mean() * std[layout.return_to_go] + mean[layout.return_to_go])
+            else:
+                rewards, returns = plans[-1][:, layout.reward], plans[-1][:, layout.return_to_go]
+                values.append(rewards[0] + discount * rewards[1] + discount**2 * returns[2])
+    tau = params.temperature * policy.critic.held_out_error if policy.critic else math.inf
+    tilted = [p * math.exp((value - max(values)) / tau) for p, value in zip(priors, values, strict=True)]
+    weights = np.array(tilted) / sum(tilted)
+    plan = sum(w * plan for w, plan in zip(weights, plans, strict=True))
+    score = max(values) + tau * math.log(sum(tilted)) if policy.critic else float(weights @ values)
+    return weights, plan, float(weights @ values), score
+
+
+@pytest.mark.parametrize("search", ["critic_weighted", "prior_mean"])
+def test_a_mean_over_codes_is_the_one_computed_code_by_code(tiny_policy: Policy, tiny_params: Params, search: str) -> None:
+    weighted = with_critic(tiny_policy, tiny_params.train_critic)
+    policy = weighted if search == "critic_weighted" else with_planner(tiny_policy, search=search)
+    observations = np.random.default_rng(0).normal(size=(4, 11)).astype(np.float32)
+    found, layout = policy.plan(observations, generators(0, 1, 2, 3)), policy.vqvae.layout
+    assert found.actions.shape == (4, 3, 3) and found.codes.shape == (4, 1)
+    for n, observation in enumerate(observations):
+        weights, plan, predicted, score = mean_by_hand(policy, observation)
+        assert weights.max() < 0.95  # no single code decides
+        np.testing.assert_allclose(found.actions[n], plan[:, layout.action], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.observations[n], plan[:, layout.observation], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.rewards[n], plan[:, layout.reward], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.returns_to_go[n], plan[:, layout.return_to_go], rtol=1e-3, atol=1e-4)
+        assert found.codes[n, 0] == weights.argmax()
+        assert found.predicted_return[n] == pytest.approx(predicted, rel=1e-4)
+        assert found.score[n] == pytest.approx(score, rel=1e-4)
+
+
+def test_no_other_weights_have_a_higher_objective(tiny_policy: Policy, tiny_params: Params) -> None:
+    """sum_k w_k Q_k - tau KL(w || p), of random weights near and far."""
+    policy = with_critic(tiny_policy, tiny_params.train_critic)
+    observation, rng = np.random.default_rng(1).normal(size=(1, 11)).astype(np.float32), np.random.default_rng(2)
+    every, best = policy.candidates(observation, generators(0)), policy.plan(observation, generators(0))
+    values, log_prior, tau = every.predicted_return[0], every.log_probability[0], 0.5 * 0.8
+    for concentration in (0.3, 1.0, 10.0):
+        for weights in rng.dirichlet(concentration * np.exp(log_prior), size=200) + 1e-12:
+            assert weights @ values - tau * weights @ (np.log(weights) - log_prior) <= best.score[0] + 1e-4
+
+
+def test_candidates_of_a_mean_are_all_codes(tiny_policy: Policy, tiny_params: Params) -> None:
+    policy = with_critic(tiny_policy, tiny_params.train_critic)
+    observations = np.random.default_rng(3).normal(size=(2, 11)).astype(np.float32)
+    every, mean = policy.candidates(observations, generators(0, 1)), policy.plan(observations, generators(0, 1))
+    assert every.actions.shape == (2, 8, 3, 3) and every.codes[..., 0].tolist() == [list(range(8))] * 2
+    np.testing.assert_allclose(np.exp(every.log_probability).sum(axis=1), 1, rtol=1e-5)
+    for n, c in enumerate(every.score.argmax(axis=1)):
+        assert mean.codes[n, 0] == c and mean.log_probability[n] == every.log_probability[n, c]
+
+
+def test_a_high_temperature_is_the_priors_mean(tiny_policy: Policy, tiny_params: Params) -> None:
+    observations = np.random.default_rng(4).normal(size=(5, 11)).astype(np.float32)
+    prior_mean = with_planner(tiny_policy, search="prior_mean").act(observations, generators(*range(5)))
+
+    def distance(temperature: float) -> float:
+        policy = with_critic(tiny_policy, tiny_params.train_critic, temperature=temperature)
+        return float(np.abs(policy.act(observations, generators(*range(5))) - prior_mean).max())
+
+    assert distance(1e6) < 1e-4 < distance(10) < distance(0.5)
+
+
+def test_a_code_of_high_value_is_executed_and_one_of_low_value_is_not(tiny_policy: Policy, tiny_params: Params) -> None:
+    policy = with_critic(tiny_policy, tiny_params.train_critic)
+    observation = np.random.default_rng(5).normal(size=(1, 11)).astype(np.float32)
+    every = policy.candidates(observation, generators(0))
+    assert policy.critic is not None
+    for code in range(8):
+        policy.critic.values = lambda state, code=code: 50.0 * (torch.arange(8) == code).expand(len(state), 8)  # type: ignore[method-assign, misc]
+        found = policy.plan(observation, generators(0))
+        np.testing.assert_allclose(found.actions[0], every.actions[0, code], rtol=1e-4, atol=1e-5)
+        policy.critic.values = lambda state, code=code: -50.0 * (torch.arange(8) == code).expand(len(state), 8)  # type: ignore[method-assign, misc]
+        others = np.exp(every.log_probability[0]) * (np.arange(8) != code)
+        without = np.einsum("k,kha->ha", others / others.sum(), every.actions[0])
+        np.testing.assert_allclose(policy.plan(observation, generators(0)).actions[0], without, rtol=1e-3, atol=1e-4)
+
+
+def test_a_mean_needs_no_random_numbers(tiny_policy: Policy, tiny_params: Params) -> None:
+    policy = with_critic(tiny_policy, tiny_params.train_critic)
+    observation, (generator,) = np.zeros((1, 11), np.float32), generators(0)
+    before = generator.get_state()
+    np.testing.assert_array_equal(policy.act(observation, [generator]), policy.act(observation, generators(7)))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_a_search_without_the_critic_it_needs_is_refused(tiny_policy: Policy) -> None:
+    with pytest.raises(ValueError, match="critic_weighted needs a critic: run the stage train_critic"):
+        with_planner(tiny_policy, search="critic_weighted")
+
+
+def test_a_mean_never_waits_for_a_value(tiny_policy: Policy, tiny_params: Params) -> None:
+    """As `test_a_search_never_waits_for_a_value`."""
+    policy = with_critic(tiny_policy, tiny_params.train_critic)
+    assert policy.critic is not None
+    for model in (policy.vqvae, policy.prior, policy.critic):
+        model.to("meta")
+    policy.normalizer._tensors[torch.device("meta")] = (torch.empty(16, device="meta"), torch.empty(16, device="meta"))
+    for best, plans in ((True, 2), (False, 2 * 8)):
+        fields = policy.planner._solve(torch.empty(2, 11, device="meta"), torch.empty(2, 0, device="meta"), best)
+        assert math.prod(fields[-1].shape) == plans
 
 
 @pytest.mark.parametrize(

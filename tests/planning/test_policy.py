@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tap.model.critic import Critic
 from tap.planning.policy import Policy
+from tap.settings import Params
 
 
 def generators(count: int) -> list[torch.Generator]:
@@ -24,6 +26,32 @@ def test_a_saved_policy_plans_the_same(tiny_policy: Policy, tiny_policy_folder: 
 
 def test_a_saved_policy_holds_no_pickle(tiny_policy_folder: Path) -> None:
     assert {file.suffix for file in tiny_policy_folder.iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_saved_policy_has_the_critic_that_its_search_needs(tiny_policy: Policy, tiny_params: Params, tmp_path: Path) -> None:
+    critic = Critic(tiny_params.train_critic, tiny_policy.vqvae).eval()
+    critic.held_out_error = 2.0
+    params = tiny_policy.params.model_copy(update={"search": "critic_weighted", "temperature": 0.25})
+    policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device, critic)
+    folder = tmp_path / "policy"
+    policy.save(folder)
+    assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
+    observations = np.random.default_rng(0).normal(size=(4, 11))
+    found, expected = Policy.load(folder).plan(observations, generators(4)), policy.plan(observations, generators(4))
+    for name, array in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), array)
+    (folder / "critic.json").unlink()
+    with pytest.raises(ValueError, match=r"critic\.json does not exist"):
+        Policy.load(folder)
+
+
+def test_a_policy_of_a_version_without_critics_is_loaded(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
+    planner = json.loads((tiny_policy_folder / "planner.json").read_text())
+    del planner["temperature"]
+    (tiny_policy_folder / "planner.json").write_text(json.dumps(planner))
+    observations = np.random.default_rng(0).normal(size=(4, 11))
+    found = Policy.load(tiny_policy_folder).plan(observations, generators(4))
+    np.testing.assert_array_equal(found.actions, tiny_policy.plan(observations, generators(4)).actions)
 
 
 @pytest.mark.parametrize("shape", [(11,), (2, 12), (2, 3, 11)])

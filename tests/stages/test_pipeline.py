@@ -16,10 +16,12 @@ from conftest import EPISODE_LENGTHS, metrics, random_episodes, run
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from pipelines.stages import train_prior
+from pipelines.stages import training
+from tap.data.episodes import Episodes, Selection
 from tap.data.windows import Windows
 from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.planning.policy import Policy
+from tap.settings import PlannerParams
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 
@@ -28,9 +30,9 @@ def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy
     windows = Windows(
         random_episodes([30, 5, 40], 11, 3), tiny_policy.vqvae.params.windows, tiny_policy.normalizer, torch.device("cpu")
     )
-    alone = torch.cat([train_prior.encode(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
-    monkeypatch.setattr(train_prior, "ENCODED_AT_ONCE", 20)
-    torch.testing.assert_close(train_prior.encode(tiny_policy.vqvae, windows), alone)
+    alone = torch.cat([training.encode(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
+    monkeypatch.setattr(training, "ENCODED_AT_ONCE", 20)
+    torch.testing.assert_close(training.encode(tiny_policy.vqvae, windows), alone)
     assert len(alone.unique(dim=0)) > 5
 
 
@@ -118,9 +120,37 @@ def test_behaviour_cloning_is_tracked_and_registered_as_its_own_model(reproduced
     assert tags["recipe"] == cloned["recipe"] and tags["seed"] == "3"
 
 
+def test_the_critics_error_is_that_of_its_values_on_held_out_episodes(reproduced: Path) -> None:
+    """Recomputed one episode after another, with the critic that a policy loads."""
+    result = metrics(reproduced, "train_critic")["my-hopper-3.json"]
+    folders = [reproduced / f"data/{model}/my-hopper-3" for model in ("vqvae", "prior", "critic")]
+    planner = json.loads((reproduced / "data/params/my-hopper/evaluate.json").read_text())["params"]["planner"]
+    params = PlannerParams.model_validate(planner | {"search": "critic_weighted"})
+    policy = Policy.join(*folders, params, torch.device("cpu"))
+    assert policy.critic is not None
+    episodes = Episodes.load(reproduced / "data/raw/my-hopper/episodes")
+    _, held_out = episodes.split(0.1, np.random.default_rng(3))
+    errors = []
+    for episode in held_out.indices:
+        windows = Windows(
+            Selection(episodes, np.array([episode])), policy.vqvae.params.windows, policy.normalizer, torch.device("cpu")
+        )
+        tokens, _ = windows.gather(torch.arange(len(windows)))  # whole windows, of which the stage encodes the beginning
+        codes, layout = policy.vqvae.encode(tokens)[:, 0], policy.vqvae.layout
+        with torch.no_grad():
+            values = policy.critic.values(tokens[:, 0, layout.observation])[torch.arange(len(codes)), codes]
+        rewards = episodes.rewards[episodes.offsets[episode] : episodes.offsets[episode + 1]].astype(float)
+        returns = [sum(0.99**i * reward for i, reward in enumerate(rewards[t:])) for t in range(len(rewards))]
+        std, mean = (array[layout.return_to_go] for array in (policy.normalizer.std, policy.normalizer.mean))
+        errors.append(values.numpy() * std + mean - returns)
+    assert result["held_out_error"] == pytest.approx(np.sqrt(np.mean(np.concatenate(errors) ** 2)), rel=1e-3)
+    assert result["first_state_error"] == pytest.approx(np.sqrt(np.mean([error[0] ** 2 for error in errors])), rel=1e-3)
+    assert policy.critic.held_out_error == result["held_out_error"] and result["return_std"] > 0
+
+
 def test_lineage_lies_beside_the_weights(reproduced: Path) -> None:
     commit = run(reproduced, "git", "rev-parse", "HEAD").stdout.strip()
-    for folder in ("vqvae", "prior", "bc"):
+    for folder in ("vqvae", "prior", "critic", "bc"):
         lineage = json.loads((reproduced / f"data/lineage/train_{folder}/my-hopper-3.json").read_text())
         assert lineage["git_commit"] == commit
         assert lineage["dataset_digest"] == metrics(reproduced)["my-hopper-3.json"]["digest"]
@@ -166,12 +196,13 @@ def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:
     """The models are trained again from nothing; kill -9 strikes when the first checkpoint has appeared."""
-    stages = ("train_vqvae", "train_prior", "train_bc", "evaluate", "methods")
+    stages = ("train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate", "methods")
     expected = [metrics(reproduced, stage) for stage in stages]
     shutil.rmtree(reproduced / ".checkpoints")
     for stage, instance in (
         ("train_vqvae", "train_vqvae@my-hopper-3"),
         ("train_prior", "train_prior@my-hopper-3"),
+        ("train_critic", "train_critic@my-hopper-3"),
         ("train_bc", "train_methods@my-hopper-3-bc"),
     ):
         module = f"pipelines.stages.{stage}"

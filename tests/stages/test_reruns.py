@@ -55,7 +55,7 @@ def test_deps_name_the_imported_code_that_decides_results(stage: str) -> None:
     assert stage == "params" or not any(name.startswith(BESIDE) and name != "tap.results" for name in named)
 
 
-@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior", "train_bc"])
+@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior", "train_critic", "train_bc"])
 def test_a_checkpoint_is_of_the_code_that_deps_name(stage: str) -> None:
     code = f"import json, pipelines.stages.{stage}, pipelines.stages.training as t; print(json.dumps(list(t.decisive_code())))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
@@ -90,8 +90,8 @@ def edit_params(project: Path, change: Callable[[dict[str, Any]], object]) -> No
 
 def names(stages: set[str], dataset: str = "my-hopper") -> set[str]:
     """The stages' instances of a dataset."""
-    ablated = {"ablations": "-no-search", "ablation_vqvae": "-unconditional", "ablation_prior": "-unconditional"}
-    ablated["model_ablations"] = "-unconditional"
+    of_models = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
+    ablated = {"ablations": "-no-search"} | dict.fromkeys(of_models, "-unconditional")
     variants = ablated | {"train_methods": "-bc", "methods": "-bc"}
     return {f"{stage}@{dataset}{'' if stage == 'fetch' else '-3'}{variants.get(stage, '')}" for stage in stages}
 
@@ -129,6 +129,7 @@ def restored(request: pytest.FixtureRequest) -> Any:
         (set_to(0.9, "datasets", "my-hopper", "train_vqvae", "windows", "discount"), names({"train_vqvae", "ablation_vqvae"})),
         (set_to(0.2, "train_vqvae", "codebook", "dead_usage"), names({"train_vqvae", "ablation_vqvae"})),
         (set_to(0.2, "train_prior", "fit", "weight_decay"), names({"train_prior", "ablation_prior"})),
+        (set_to(0.02, "train_critic", "fit", "weight_decay"), names({"train_critic", "ablation_critic"})),
         (set_to(True, "fetch", "clip_actions"), names({"fetch"})),
     ],
 )
@@ -152,6 +153,7 @@ def test_a_changed_param(edited: Path, change: Callable[[dict[str, Any]], None],
         ("tap/evaluation/rollout.py", EVALUATIONS | {"methods"}),
         ("tap/methods/behaviour_cloning.py", {"train_methods"}),
         ("tap/model/prior.py", {"train_prior", "ablation_prior"}),
+        ("tap/model/critic.py", {"train_critic", "ablation_critic"}),
         ("tap/model/vqvae.py", {"train_vqvae", "ablation_vqvae"}),
         ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae", "train_methods"}),
         ("tap/data/hdf5.py", {"fetch"}),

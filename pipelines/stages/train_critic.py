@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainCriticStage
-from pipelines.stages.training import encode, launch, training_job
+from pipelines.stages.training import launch, training_job
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.critic import Critic, sample_episodes, save_critic
 from tap.model.serialization import read_description
-from tap.model.vqvae import load_vqvae
+from tap.model.vqvae import encode_windows, load_vqvae
 from tap.results import instance_key, weights_folder
 
 EVALUATED_AT_ONCE = 4096  # windows
@@ -38,10 +38,10 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
 
         # The VQ-VAE is frozen, so where training sees a window more than once, all are encoded before.
         once = stage.params.fit.updates * stage.params.fit.batch_size > len(training)
-        codes = {windows: encode(vqvae, windows)[:, 0] for windows in (training, held_out) if once}
+        codes = {windows: encode_windows(vqvae, windows)[:, 0] for windows in (training, held_out) if once}
 
         def batch(windows: Windows, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            codes_B = codes[windows][starts] if once else encode(vqvae, windows, starts)[:, 0]
+            codes_B = codes[windows][starts] if once else encode_windows(vqvae, windows, starts)[:, 0]
             transitions_BX = windows.transitions_NX[starts]
             return transitions_BX[:, vqvae.layout.observation], codes_B.long(), transitions_BX[:, vqvae.layout.return_to_go]
 

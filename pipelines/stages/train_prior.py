@@ -8,12 +8,12 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainPriorStage
-from pipelines.stages.training import encode, launch, training_job
+from pipelines.stages.training import launch, training_job
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.prior import Prior, save_prior
 from tap.model.serialization import read_description
-from tap.model.vqvae import load_vqvae
+from tap.model.vqvae import encode_windows, load_vqvae
 from tap.results import instance_key, weights_folder
 
 
@@ -31,11 +31,11 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
 
         # The VQ-VAE is frozen, so if training uses windows more than once, all are encoded first.
         once = params.fit.updates * params.fit.batch_size > len(training)
-        codes = {windows: encode(vqvae, windows) for windows in (training, held_out) if once}
+        codes = {windows: encode_windows(vqvae, windows) for windows in (training, held_out) if once}
 
         def loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
             windows = held_out if is_held_out else training
-            codes_BM = codes[windows][starts] if once else encode(vqvae, windows, starts)
+            codes_BM = codes[windows][starts] if once else encode_windows(vqvae, windows, starts)
             return prior.loss(codes_BM.long(), windows.transitions_NX[starts, vqvae.layout.observation])
 
         job.fit(prior, loss, len(training), len(held_out), lambda folder: save_prior(folder, prior))

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainVqvaeStage
-from pipelines.stages.training import ENCODED_AT_ONCE, launch, training_job
+from pipelines.stages.training import launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.distributed import rank, world_size
-from tap.model.vqvae import VQVAE, save_vqvae
+from tap.model.vqvae import ENCODED_AT_ONCE, VQVAE, save_vqvae
 
 REFIT_WINDOWS = 20_000  # spread evenly over the training episodes
 

@@ -1,4 +1,4 @@
-"""What the training stages share: data, device, tracking, checkpoint, curves, codes."""
+"""What the training stages share: data, device, tracking, checkpoint, curves."""
 
 import csv
 import io
@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipelines.command_line import main
 from pipelines.stages.params import TrainBcStage, TrainCriticStage, TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes, Selection
-from tap.data.windows import Windows
 from tap.device import choose_device
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
 from tap.model.transformer import compile_blocks
-from tap.model.vqvae import VQVAE
 from tap.results import TrainingMetrics, ValidationReport, instance_key, lineage_path, metrics_path, weights_folder
 from tap.settings import FitParams, Runtime
 from tap.tracking import run as tracking
@@ -30,7 +28,6 @@ from tap.training import LossFunction, checkpoint_folder, fit
 
 DATA = Path("data")
 SPEED = "updates_per_second"  # depends on the machine, so it is not part of the results
-ENCODED_AT_ONCE = 1024  # windows
 # The code that determines weights and curves, as prefixes of module names; dvc.yaml lists the same code as dependencies.
 DECISIVE_CODE = (
     "pipelines.stages.train",
@@ -173,16 +170,6 @@ def decisive_code() -> dict[str, str]:
     specs = {spec.name: spec for module in [*sys.modules.values()] if (spec := getattr(module, "__spec__", None))}
     files = {name: spec.origin for name, spec in specs.items() if name.startswith(DECISIVE_CODE)}
     return {name: sha256(Path(file)) for name, file in sorted(files.items()) if file}
-
-
-@torch.no_grad()
-def encode(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Tensor:
-    """The codes (B, M) of the windows that start at rows `starts_B`, or of all windows; int32."""
-    if starts_B is None:
-        starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
-    with torch.autocast(starts_B.device.type, enabled=False):
-        chunks = starts_B.split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
-        return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
 
 
 def _csv(rows: list[dict[str, float]]) -> str:

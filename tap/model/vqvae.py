@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tap.data.windows import Layout, Normalizer
+from tap.data.windows import Layout, Normalizer, Windows
 from tap.distributed import all_reduce_sum
 from tap.model.bottleneck import Attention, PoolAndTile
 from tap.model.codebook import Codebook, count
 from tap.model.serialization import load_weights, read_description, save_model
 from tap.model.transformer import Transformer, initialize
 from tap.settings import TrainVqvaeParams
+
+ENCODED_AT_ONCE = 1024  # windows
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,16 @@ class VQVAE(nn.Module):
             "commitment": commitment.detach(),
             "code_counts": count(codes_BM.flatten(), self.params.codebook.size),
         }
+
+
+@torch.no_grad()
+def encode_windows(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = None) -> Tensor:
+    """The codes (B, M) of the windows that start at rows `starts_B`, or of all windows; int32."""
+    if starts_B is None:
+        starts_B = torch.arange(len(windows), device=windows.transitions_NX.device)
+    with torch.autocast(starts_B.device.type, enabled=False):
+        chunks = starts_B.split(ENCODED_AT_ONCE)  # type: ignore[no-untyped-call]
+        return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
 
 
 def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:

@@ -16,10 +16,10 @@ from conftest import EPISODE_LENGTHS, metrics, random_episodes, run
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from pipelines.stages import training
 from tap.data.episodes import Episodes, Selection
 from tap.data.windows import Windows
 from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.model import vqvae
 from tap.planning.policy import Policy
 from tap.settings import PlannerParams
 
@@ -30,9 +30,9 @@ def test_codes_do_not_depend_on_how_many_windows_are_encoded_at_once(tiny_policy
     windows = Windows(
         random_episodes([30, 5, 40], 11, 3), tiny_policy.vqvae.params.windows, tiny_policy.normalizer, torch.device("cpu")
     )
-    alone = torch.cat([training.encode(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
-    monkeypatch.setattr(training, "ENCODED_AT_ONCE", 20)
-    torch.testing.assert_close(training.encode(tiny_policy.vqvae, windows), alone)
+    alone = torch.cat([vqvae.encode_windows(tiny_policy.vqvae, windows, torch.tensor([start])) for start in range(75)])
+    monkeypatch.setattr(vqvae, "ENCODED_AT_ONCE", 20)
+    torch.testing.assert_close(vqvae.encode_windows(tiny_policy.vqvae, windows), alone)
     assert len(alone.unique(dim=0)) > 5
 
 

@@ -115,7 +115,7 @@ class EvaluateStage(StageParams):
 
 
 class MethodsStage(StageParams):
-    """The environment and the protocol of methods without a planner."""
+    """The environment and the protocol, as for `evaluate`, of methods that do not plan."""
 
     stage: ClassVar[str] = "methods"
     scale: Scale
@@ -138,19 +138,11 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
         for ablation in (None, *ablations):
             params = load_params(params_yaml, dataset, ablation=ablation)
             info = lookup(dataset, params.fetch)
-            simulated, fetch = (
-                replace(info, path=None, url=None),
-                params.fetch.model_copy(update={"source": None, "path": None}),
-            )
+            simulated = replace(info, path=None, url=None)
+            fetch = params.fetch.model_copy(update={"source": None, "path": None})
             trains = ablation is not None and file.ablations[ablation].trains
             stages: list[StageParams] = [
-                EvaluateStage(
-                    scale=params.scale,
-                    info=simulated,
-                    fetch=fetch,
-                    params=params.evaluate,
-                    trains=trains,
-                )
+                EvaluateStage(scale=params.scale, info=simulated, fetch=fetch, params=params.evaluate, trains=trains)
             ]
             if ablation is None:
                 protocol = ProtocolParams.model_validate(params.evaluate.model_dump(include=set(ProtocolParams.model_fields)))

@@ -31,7 +31,6 @@ MODELS: dict[str, type[Record]] = {
     "metrics/diagnose/*.json": Diagnosis,
     "metrics/train_vqvae/*.json": TrainingMetrics,
     "metrics/train_prior/*.json": TrainingMetrics,
-    "metrics/train_critic/*.json": TrainingMetrics,
     "raw/*/validation.json": ValidationReport,
 }
 

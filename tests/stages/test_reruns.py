@@ -1,6 +1,7 @@
 """What goes stale after which edit: the table in docs/architecture.md, row by row, and `deps` against the real imports."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def edited(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_stale(project: Path) -> set[str]:
     """Of the stages that are stale, by `dvc status` once params are resolved, those that build on no other stale one."""
-    with chdir(project), Repo() as repo:
+    with chdir(project), pytest.MonkeyPatch.context() as patch, Repo() as repo:
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # the stage `params` runs "python"
         repo.reproduce(["params"])
         stale = set(repo.status())
         graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)  # edges lead to what a stage reads

@@ -1,4 +1,4 @@
-"""Stage report: all metrics, curves and validations -> data/report: one page, and its figures as PNG files; data/scores.json.
+"""Stage report: all metrics, curves and validations -> data/report: one page, and its figures as PNG files; data/scores.
 
 Example: python -m pipelines.stages.report
 """
@@ -16,7 +16,8 @@ DATA = Path("data")
 def run() -> None:
     """Write the report and the scores, and print the path of the report."""
     page = write_report(DATA, DATA / "report")
-    write_json(DATA / "scores.json", headline(table_rows(load_evaluations(DATA))))
+    for dataset, numbers in headline(table_rows(load_evaluations(DATA))).items():
+        write_json(DATA / f"scores/{dataset}.json", numbers)
     print(page)
 
 

@@ -81,7 +81,7 @@ def test_behaviour_cloning_is_evaluated_beside_tap(reproduced: Path) -> None:
     assert tap.keys() - cloned.keys() == {
         *("search_value_mean", "log_probability_mean", "state_prediction_error", "planner", "latent_step", "window_length")
     }
-    scores = json.loads((reproduced / "data/scores.json").read_text())["my-hopper"]
+    scores = json.loads((reproduced / "data/scores/my-hopper.json").read_text())
     assert scores["bc_score"] == round(cloned["normalized_score"], 2)
     assert "behaviour cloning" in (reproduced / "data/report/results.md").read_text()
 

@@ -69,6 +69,7 @@ def edited(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the finished project, for edits."""
     folder = tmp_path_factory.mktemp("reruns") / "project"
     shutil.copytree(reproduced, folder)
+    run(folder, "dvc", "repro", "--quiet")  # other tests may have left the report stale
     assert first_stale(folder) == set()
     return folder
 

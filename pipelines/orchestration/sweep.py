@@ -242,7 +242,10 @@ def _collect(chosen: Sequence[Instance], combinations: Sequence[Combination], pr
 @task(task_run_name="restore")
 def restore(chosen: Sequence[Instance]) -> State[Any]:
     """Bring the workers' results into this clone; only the report is computed here."""
-    if dvc("repro", "--pull", *map(str, chosen), show=terminal_or_log(get_run_logger().info)):
+    show = terminal_or_log(get_run_logger().info)
+    results = [str(instance) for instance in chosen if instance.stage != "report"]
+    # The report depends on every result of params.yaml; without --single-item, DVC would also compute those that are missing.
+    if dvc("repro", "--pull", *results, show=show) or dvc("repro", "--single-item", "report", show=show):
         return Failed(message="for the reason above")
     return Completed()
 
@@ -251,7 +254,9 @@ def _commit() -> str:
     """The commit for the workers. Raises ValueError if this folder has uncommitted changes."""
     commit, dirty = tracking.git_state()
     if dirty:
-        raise ValueError("tap/, pipelines/ or params.yaml have uncommitted changes: workers run commits, so commit first")
+        raise ValueError(
+            "tap/, pipelines/, params.yaml or dvc.yaml have uncommitted changes: workers run commits, so commit first"
+        )
     return commit
 
 

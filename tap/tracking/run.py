@@ -315,7 +315,8 @@ def git_state() -> tuple[str, bool]:
             return ""
 
     # A running pipeline changes metrics and dvc.lock, which are not code.
-    return git("rev-parse", "HEAD") or "unknown", bool(git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml"))
+    changes = git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml", "dvc.yaml")
+    return git("rev-parse", "HEAD") or "unknown", bool(changes)
 
 
 @contextmanager

@@ -197,7 +197,11 @@ def _check_alike(evaluated: dict[Path, Version]) -> None:
     for path, other in others:
         for key in (*PROTOCOL, "recipe"):
             if other.tags[key] != version.tags[key]:
-                raise ValueError(f"{first} and {path} differ in {key}, so their scores are not comparable: run `dvc repro`")
+                stages = f"evaluate@{first.stem} evaluate@{path.stem}"
+                raise ValueError(
+                    f"{first} and {path} differ in {key}, so their scores are not comparable: run `dvc repro`, and if nothing "
+                    f"is stale `dvc repro --force -s {stages}`"
+                )
 
 
 def _compare(registry: Registry, versions: list[Version], best: Version, champion: Version | None) -> Comparison:

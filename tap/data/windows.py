@@ -255,7 +255,15 @@ class Windows:
 
 
 def _mapped(rows: int, dim: int, folder: Path | None) -> Tensor:
-    """An uninitialised float32 tensor (rows, dim) in a temporary file, whose space is freed with the tensor."""
+    """An uninitialised float32 tensor (rows, dim) in a temporary file, whose space is freed with the tensor.
+
+    Raises ValueError if the disk is full.
+    """
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, 4 * rows * dim)  # a full disk raises an error here, but would crash a later write
+        size = 4 * rows * dim
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises an error here, but would crash a later write
+        except OSError as error:
+            place = folder or tempfile.gettempdir()
+            raise ValueError(f"{place} has no room for {size} bytes of training windows ({error}): free some space") from error
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))

@@ -1,5 +1,7 @@
+import errno
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -60,6 +62,16 @@ def test_windows_equal_a_plain_loop_over_every_start() -> None:
             )
             assert tokens[start, step, -1] == (0.0 if inside else 1.0)
             assert valid[start, step] == inside
+
+
+def test_a_full_disk_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    episodes = random_episodes([5], 2, 1)
+    with pytest.raises(ValueError, match="no room for 100 bytes of training windows"):
+        Windows(episodes, PARAMS, fit_normalizer(episodes, PARAMS), torch.device("cpu"))
 
 
 def test_layout_names_every_column_once() -> None:

@@ -303,6 +303,8 @@ def test_other_inputs_get_another_folder_and_one_folder_one_process(tmp_path: Pa
 def test_an_unknown_device_is_explained() -> None:
     with pytest.raises(ValueError, match="TAP_DEVICE=gpu is not a device"):
         choose_device("gpu")
+    with pytest.raises(ValueError, match="TAP_DEVICE=cuda:99 is not on this machine"):
+        choose_device("cuda:99")
 
 
 @pytest.mark.parametrize("name", ["vqvae", "prior"])

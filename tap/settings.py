@@ -374,7 +374,8 @@ def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablatio
     if ablation is not None and ablation not in file.ablations:
         raise ValueError(f"{path}: ablations: {ablation!r} is not listed{_did_you_mean(ablation, file.ablations)}")
     scale = scale or file.scale
-    suite = ((file.datasets[dataset] or {}).get("fetch") or {}).get("suite") or suite_of(dataset)
+    fetch = (file.datasets[dataset] or {}).get("fetch")
+    suite = (fetch.get("suite") if isinstance(fetch, Mapping) else None) or suite_of(dataset)
     layers: list[tuple[Key, Mapping[str, Any]]] = [((), file.stages)]
     _check_names(file.datasets[dataset] or {}, STAGES, path, f"datasets.{dataset}", "stage")
     for listed, stages in file.scales.items():

@@ -89,6 +89,7 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             {"evaluate": {"plan_every": 4, "planner": {"search": "critic_weighted"}}},
             "evaluate.plan_every 4 is more than train_vqvae.latent_step 3: plans of .* critic_weighted are one code long",
         ),
+        ({"fetch": "hopper.hdf5"}, "datasets.hopper-a.fetch: fetch is a section, not a value"),
         ({"evaluate": {"planner": {"temperature": 0}}}, "datasets.hopper-a.evaluate.planner.temperature: .*greater than 0"),
         ({"train_vqvae": {"windows": {"bootstrap_truncated": True, "discount": 1.0}}}, "needs a discount below 1"),
         (

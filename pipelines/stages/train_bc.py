@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, Seed
 from pipelines.stages.params import TrainBcStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import DATA, launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.settings import WindowParams
@@ -23,8 +23,8 @@ def run(dataset: Dataset, seed: Seed) -> None:
         if job.run:
             job.run.set_tags({"method": "bc"})
         normalizer = fit_normalizer(job.training, WINDOWS)
-        training = Windows(job.training, WINDOWS, normalizer, job.device, job.checkpoint.parent)
-        held_out = Windows(job.held_out, WINDOWS, normalizer, job.device, job.checkpoint.parent)
+        training = Windows(job.training, WINDOWS, normalizer, job.device, DATA)
+        held_out = Windows(job.held_out, WINDOWS, normalizer, job.device, DATA)
         layout = Layout(job.training.observation_dim, job.training.action_dim)
         torch.manual_seed(seed)
         policy = BehaviourCloning(stage.params, layout, normalizer).to(job.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainCriticStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import DATA, launch, training_job
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.critic import Critic, sample_episodes, save_critic
@@ -30,8 +30,8 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
         window_params = vqvae.params.windows
         if vqvae.params.bottleneck == "pool":  # the encoder is causal: a window's first code depends on its first steps only
             window_params = window_params.model_copy(update={"length": vqvae.params.latent_step})
-        training = Windows(job.training, window_params, normalizer, job.device, job.checkpoint.parent)
-        held_out = Windows(job.held_out, window_params, normalizer, job.device, job.checkpoint.parent)
+        training = Windows(job.training, window_params, normalizer, job.device, DATA)
+        held_out = Windows(job.held_out, window_params, normalizer, job.device, DATA)
         torch.manual_seed(seed)
         critic = Critic(stage.params, vqvae).to(job.device)
         seen_GE = sample_episodes(stage.params, len(training.ends_E), torch.Generator().manual_seed(seed)).to(job.device)

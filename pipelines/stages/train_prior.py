@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainPriorStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import DATA, launch, training_job
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.prior import Prior, save_prior
@@ -23,8 +23,8 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
     of_vqvae = {"description": read_description(folder, "vqvae"), "weights": sha256(folder / "vqvae.safetensors")}
     with training_job(stage, dataset, seed, ablation, {"vqvae": of_vqvae}) as job:
         vqvae, normalizer = load_vqvae(folder, job.device)
-        training = Windows(job.training, vqvae.params.windows, normalizer, job.device, job.checkpoint.parent)
-        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device, job.checkpoint.parent)
+        training = Windows(job.training, vqvae.params.windows, normalizer, job.device, DATA)
+        held_out = Windows(job.held_out, vqvae.params.windows, normalizer, job.device, DATA)
         params = stage.params
         torch.manual_seed(seed)
         prior = Prior(params, vqvae.params, vqvae.layout.observation_dim).to(job.device)

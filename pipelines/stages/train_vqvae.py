@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainVqvaeStage
-from pipelines.stages.training import launch, training_job
+from pipelines.stages.training import DATA, launch, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.distributed import rank, world_size
 from tap.model.vqvae import ENCODED_AT_ONCE, VQVAE, save_vqvae
@@ -23,8 +23,8 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
     with training_job(stage, dataset, seed, ablation, {}) as job:
         params = stage.params
         normalizer = fit_normalizer(job.training, params.windows)
-        training = Windows(job.training, params.windows, normalizer, job.device, job.checkpoint.parent)
-        held_out = Windows(job.held_out, params.windows, normalizer, job.device, job.checkpoint.parent)
+        training = Windows(job.training, params.windows, normalizer, job.device, DATA)
+        held_out = Windows(job.held_out, params.windows, normalizer, job.device, DATA)
         torch.manual_seed(seed)
         vqvae = VQVAE(params, Layout(job.training.observation_dim, job.training.action_dim)).to(job.device)
 

@@ -201,8 +201,7 @@ class PlannerParams(Section):
     likelihood_threshold: Probability  # beta
     partial_threshold: bool  # a partial plan of m codes is penalised below beta^m, not below beta^M
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
-    # Of critic_weighted, in units of the critic's held-out error. The default is for policies saved by earlier versions.
-    temperature: PositiveFloat = 0.5
+    temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
 
     @property
     def averages(self) -> bool:

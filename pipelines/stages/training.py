@@ -132,7 +132,7 @@ def training_job(
     device = choose_device(runtime.device)
     params = {name: stage.params.model_dump(mode="json")}
     decisive = {
-        "data": {file.name: sha256(file) for file in sorted(recorded.iterdir())},
+        "data": {file.name: sha256(file) for file in sorted(recorded.glob("*.npy"))},
         "seed": seed,
         "device": device.type,
         "params": stage.params.model_dump(mode="json", exclude={"fit": {"checkpoint_every"}}),

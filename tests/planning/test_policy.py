@@ -45,15 +45,6 @@ def test_a_saved_policy_has_the_critic_that_its_search_needs(tiny_policy: Policy
         Policy.load(folder)
 
 
-def test_a_policy_of_a_version_without_critics_is_loaded(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
-    planner = json.loads((tiny_policy_folder / "planner.json").read_text())
-    del planner["temperature"]
-    (tiny_policy_folder / "planner.json").write_text(json.dumps(planner))
-    observations = np.random.default_rng(0).normal(size=(4, 11))
-    found = Policy.load(tiny_policy_folder).plan(observations, generators(4))
-    np.testing.assert_array_equal(found.actions, tiny_policy.plan(observations, generators(4)).actions)
-
-
 @pytest.mark.parametrize("shape", [(11,), (2, 12), (2, 3, 11)])
 def test_wrong_shapes_are_refused(tiny_policy: Policy, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"this policy needs \(n, 11\)"):

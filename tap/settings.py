@@ -116,6 +116,7 @@ class FitParams(Section):
     """One training run, counted in updates."""
 
     updates: PositiveInt
+    effective_share: Probability  # of the windows: below 1, those of episodes with high returns are drawn more often
     batch_size: PositiveInt  # global: summed over all processes
     learning_rate: PositiveFloat  # the peak of the schedule
     schedule: Literal["constant", "cosine"]  # cosine: the learning rate falls to 0 at the last update

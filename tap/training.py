@@ -90,7 +90,7 @@ def fit(
     loss: LossFunction,
     params: FitParams,
     *,
-    num_windows: int,
+    sample: Callable[[int, torch.Generator], Tensor],
     num_held_out: int,
     seed: int,
     device: torch.device,
@@ -123,7 +123,7 @@ def fit(
     with tqdm(total=params.updates, initial=update, desc=description, unit="update", disable=rank() > 0, mininterval=1) as bar:
         while update < params.updates:
             _set_learning_rate(optimizer, learning_rate(update, params))
-            losses = make_update(_sample_batch(num_windows, params.batch_size, local_batch, batches, device))
+            losses = make_update(_sample_batch(sample, params.batch_size, local_batch, batches, device))
             update += 1
             if average:
                 average.update(update)
@@ -171,10 +171,14 @@ def step(
 
 
 def _sample_batch(
-    num_windows: int, batch_size: int, local_batch: int, generator: torch.Generator, device: torch.device
+    sample: Callable[[int, torch.Generator], Tensor],
+    batch_size: int,
+    local_batch: int,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> Tensor:
-    """This process's share (local_batch,) of a uniform sample of window indices; all processes sample the same whole batch."""
-    starts = torch.randint(num_windows, (batch_size,), generator=generator)
+    """This process's share (local_batch,) of a sample of window indices; all processes sample the same whole batch."""
+    starts = sample(batch_size, generator)
     local = starts[rank() * local_batch : (rank() + 1) * local_batch]
     # From pinned memory, the copy runs in parallel with work already queued on the GPU.
     return local.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else local.to(device)

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from conftest import make_tiny_policy, random_episodes, tiny_tree
 from torch import Tensor
 
 from benchmarks.sizes import params_of
+from tap.data.sampling import WindowSampler
 from tap.data.windows import Windows, fit_normalizer
 from tap.distributed import process_group, rank, world_size
 from tap.model.critic import Critic, sample_episodes
@@ -66,8 +68,8 @@ def train(out: Path) -> dict[str, Any]:
     for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss), ("critic", critic, critic_loss)):
         found[name] = {
             "history": fit(
-                model, loss, getattr(params, f"train_{name}").fit, num_windows=len(windows[0]), num_held_out=len(windows[1]),
-                seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
+                model, loss, getattr(params, f"train_{name}").fit, sample=WindowSampler(np.array([len(windows[0])])),
+                num_held_out=len(windows[1]), seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
                 refit=refit_codebook if name == "vqvae" else lambda: None,
             ),
             "weights": model.state_dict(),

@@ -3,6 +3,7 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from tap import training
 from tap.averaging import AveragedWeights
+from tap.data.sampling import WindowSampler
 from tap.data.windows import Layout
 from tap.device import choose_device
 from tap.model.prior import Prior
@@ -64,7 +66,7 @@ class Regression:
             self.model,
             self.loss,
             params,
-            num_windows=100,
+            sample=WindowSampler(np.array([100])),
             num_held_out=20,
             seed=0,
             device=torch.device("cpu"),
@@ -102,7 +104,7 @@ def test_logged_values_are_means_over_updates_and_code_usage_is_over_all_of_them
     model = nn.ParameterList([parameter])
     params = PARAMS.model_copy(update={"updates": 4, "log_every": 2})
     history = fit(
-        model, loss, params, num_windows=10, num_held_out=0, seed=0, device=torch.device("cpu"),
+        model, loss, params, sample=WindowSampler(np.array([10])), num_held_out=0, seed=0, device=torch.device("cpu"),
         checkpoint=tmp_path / "checkpoint.pt", log=lambda *_: None, description="test",
     )  # fmt: skip
     assert [update for update, _ in history] == [2, 4]
@@ -168,8 +170,8 @@ class Ramp:
         fixed = {"updates": 12, "learning_rate": 0.8, "weight_decay": 0.0, "betas": (0.0, 0.0)}
         params = PARAMS.model_copy(update=fixed | changes)
         history = fit(
-            self.model, self.loss, params, num_windows=10, num_held_out=5, seed=0, device=torch.device("cpu"),
-            checkpoint=checkpoint, log=lambda *_: None, description="test",
+            self.model, self.loss, params, sample=WindowSampler(np.array([10])), num_held_out=5, seed=0,
+            device=torch.device("cpu"), checkpoint=checkpoint, log=lambda *_: None, description="test",
             refit=lambda: self.refits.append(self.model[0].item()),
         )  # fmt: skip
         return history
@@ -244,7 +246,7 @@ def test_what_refit_changes_is_kept(tmp_path: Path) -> None:
     for regression in (first, again):  # the second time from the checkpoint of the finished run
         bias = regression.model[2].bias
         fit(
-            regression.model, regression.loss, SCHEDULED, num_windows=100, num_held_out=20, seed=0,
+            regression.model, regression.loss, SCHEDULED, sample=WindowSampler(np.array([100])), num_held_out=20, seed=0,
             device=torch.device("cpu"), checkpoint=tmp_path / "checkpoint.pt", log=lambda *_: None, description="test",
             refit=lambda bias=bias: bias.data.fill_(7.0),
         )  # fmt: skip

@@ -33,7 +33,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
             steps_BX = (held_out if is_held_out else training).transitions_NX[rows]
             return policy.loss(steps_BX[:, layout.observation], steps_BX[:, layout.action])
 
-        job.fit(policy, loss, len(training), len(held_out), policy.save)
+        job.fit(policy, loss, len(held_out), policy.save)
 
 
 if __name__ == "__main__":

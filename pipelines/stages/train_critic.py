@@ -71,7 +71,7 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
                 "return_std": float(return_N.std()),
             }
 
-        job.fit(critic, loss, len(training), len(held_out), lambda folder: save_critic(folder, critic), measure=measure)
+        job.fit(critic, loss, len(held_out), lambda folder: save_critic(folder, critic), measure=measure)
 
 
 def _rmse(predicted: np.ndarray, true: np.ndarray) -> float:

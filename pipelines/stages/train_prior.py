@@ -38,7 +38,7 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
             codes_BM = codes[windows][starts] if once else encode_windows(vqvae, windows, starts)
             return prior.loss(codes_BM.long(), windows.transitions_NX[starts, vqvae.layout.observation])
 
-        job.fit(prior, loss, len(training), len(held_out), lambda folder: save_prior(folder, prior))
+        job.fit(prior, loss, len(held_out), lambda folder: save_prior(folder, prior))
 
 
 if __name__ == "__main__":

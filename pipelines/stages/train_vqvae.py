@@ -39,7 +39,7 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
         def save(folder: Path) -> None:
             save_vqvae(folder, vqvae, normalizer)
 
-        job.fit(vqvae, loss, len(training), len(held_out), save, refit_codebook)
+        job.fit(vqvae, loss, len(held_out), save, refit_codebook)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch import nn
 from pipelines.command_line import main
 from pipelines.stages.params import TrainBcStage, TrainCriticStage, TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes, Selection
+from tap.data.sampling import by_return
 from tap.device import choose_device
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
@@ -36,6 +37,7 @@ DECISIVE_CODE = (
     "tap.data.chunks",
     "tap.data.episodes",
     "tap.data.observations",
+    "tap.data.sampling",
     "tap.data.windows",
     "tap.device",
     "tap.distributed",
@@ -64,7 +66,6 @@ class Job:
         self,
         model: nn.Module,
         loss: LossFunction,
-        num_windows: int,
         num_held_out: int,
         save: Callable[[Path], None],
         refit: Callable[[], None] = lambda: None,
@@ -81,7 +82,7 @@ class Job:
             model,
             loss,
             self.params,
-            num_windows=num_windows,
+            sample=by_return(self.training, self.params.effective_share),
             num_held_out=num_held_out,
             seed=self.seed,
             device=self.device,

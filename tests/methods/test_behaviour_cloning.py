@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.episodes import Episodes
+from tap.data.sampling import WindowSampler
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.settings import NetworkParams, Params, TrainBcParams
@@ -61,7 +62,7 @@ def train(params: TrainBcParams, tmp_path: Path) -> Callable[..., BehaviourCloni
             return policy.loss(steps[rows][:, layout.observation], steps[rows][:, layout.action])
 
         fit(
-            policy, loss, params.fit, num_windows=len(steps), num_held_out=0, seed=0, device=device,
+            policy, loss, params.fit, sample=WindowSampler(np.array([len(steps)])), num_held_out=0, seed=0, device=device,
             checkpoint=tmp_path / checkpoint, log=lambda *_: None, description="test",
         )  # fmt: skip
         return policy

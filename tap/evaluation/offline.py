@@ -1,0 +1,93 @@
+"""Offline checks: does each part of a policy do its job on held-out episodes? No simulator is needed.
+
+Shapes: N windows, K codes, A action, E episodes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tap.data.windows import Windows
+from tap.model.vqvae import encode_windows
+from tap.planning.policy import Policy
+
+WINDOWS = 2000  # drawn as for training; the standard errors below treat them as independent
+AT_ONCE = 16  # states: each is decoded with all codes
+
+
+@dataclass(frozen=True)
+class OfflineChecks:
+    """What `check` measures. Errors of actions are shares of the variance of the recorded actions; values are returns.
+
+    `advantage_slope` is how much more return followed per unit of advantage that the critic gave to the recorded code, in a
+    regression of returns less the state's value on advantages: 1 for a perfect critic, 0 for one that knows nothing.
+    `predicted_gain` is how much more return the planner's weights promise than the prior, on average. What a policy without a
+    critic does not have is None.
+    """
+
+    windows: int
+    own_code_error: float  # of the decoded action of the window's own code: what the codes can express
+    mean_error: float  # of the mean action under the prior
+    drawn_code_error: float  # of the action of a code drawn from the prior
+    predicted_gain: float | None
+    advantage_slope: float | None
+    advantage_slope_error: float | None  # standard error
+
+
+@torch.no_grad()
+def check(policy: Policy, windows: Windows, starts_N: Tensor) -> OfflineChecks:
+    """Compare what the policy predicts at the windows that start at rows `starts_N` with what was recorded there.
+
+    `windows` are at least one code long; the policy's bottleneck must be able to decode single codes.
+    """
+    layout, normalizer = policy.vqvae.layout, policy.normalizer
+    recorded_NX = windows.transitions_NX[starts_N]
+    states_NO, actions_NA = recorded_NX[:, layout.observation], recorded_NX[:, layout.action]
+    codes_N = encode_windows(policy.vqvae, windows, starts_N)[:, 0].long()
+    parts = [
+        _at_states(policy, states_BO, actions_BA, codes_B)
+        for states_BO, actions_BA, codes_B in zip(
+            states_NO.split(AT_ONCE), actions_NA.split(AT_ONCE), codes_N.split(AT_ONCE), strict=True
+        )
+    ]
+    own, mean, drawn, value, advantage, gain = (torch.cat(part).double().cpu().numpy() for part in zip(*parts, strict=True))
+    variance = float(actions_NA.double().var(dim=0, unbiased=False).sum()) or 1.0
+    errors = [float(error_N.mean()) / variance for error_N in (own, mean, drawn)]
+    if policy.critic is None:
+        return OfflineChecks(len(starts_N), *errors, None, None, None)
+    column = slice(layout.return_to_go, layout.return_to_go + 1)
+    return_N = normalizer.denormalize(recorded_NX[:, column], column)[:, 0].double().cpu().numpy()
+    return OfflineChecks(len(starts_N), *errors, float(gain.mean()), *slope(advantage, return_N - value))
+
+
+def _at_states(policy: Policy, state_BO: Tensor, action_BA: Tensor, code_B: Tensor) -> tuple[Tensor, ...]:
+    """At each state: squared errors of the own code's action, the mean and a drawn code's; value, advantage and gain."""
+    layout, planner, B = policy.vqvae.layout, policy.planner, len(state_BO)
+    scored = planner.score_codes(state_BO)
+    probability_BK = scored.log_probability_R.view(B, -1).exp()
+    decoded_BKA = scored.steps.transitions_BTX[:, 0, layout.action].view(B, -1, layout.action_dim)
+    error_BK = (decoded_BKA - action_BA[:, None]).square().sum(dim=-1)
+    mean_BA = torch.einsum("bk,bka->ba", probability_BK, decoded_BKA)
+    return_BK = scored.predicted_return_R.view(B, -1)
+    value_B = (probability_BK * return_BK).sum(dim=1)
+    weights_BK = (scored.score_R.view(B, -1) / planner.temperature).softmax(dim=1)
+    return (
+        error_BK.gather(1, code_B[:, None])[:, 0],
+        (mean_BA - action_BA).square().sum(dim=-1),
+        (probability_BK * error_BK).sum(dim=1),
+        value_B,
+        return_BK.gather(1, code_B[:, None])[:, 0] - value_B,
+        (weights_BK * return_BK).sum(dim=1) - value_B,
+    )
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """The slope of the least-squares line of `y` on `x`, each (N,), and its standard error; 0 and 0 if `x` is constant."""
+    x, y = x - x.mean(), y - y.mean()
+    power = float(x @ x)
+    if power == 0:
+        return 0.0, 0.0
+    fitted = float(x @ y) / power
+    return fitted, float(np.sqrt(np.square(y - fitted * x).sum() / max(1, len(x) - 2) / power))

@@ -185,6 +185,7 @@ class Lineage(Record):
     dataset_digest: str
     versions: dict[str, str]
     stage: str
+    minutes: Absent[float] = None  # of all updates, at the speed of the last ones made; unknown if a finished run was resumed
 
 
 # ---------------------------------------------------------------- evaluation
@@ -250,6 +251,7 @@ class Evaluation(Provenance):
     behaviour: Behaviour
     method: Literal["tap", "bc"] = "tap"  # absent in files of early versions
     planner: Absent[dict[str, Any]] = None
+    training_minutes: Absent[float] = None  # of all models that the policy uses, on the machine that trained them
     latent_step: Absent[int] = None
     window_length: Absent[int] = None
     recipe: str = ""  # a digest of all that determines a score except seed and code; empty in files of early versions

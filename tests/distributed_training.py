@@ -69,7 +69,8 @@ def train(out: Path) -> dict[str, Any]:
         found[name] = {
             "history": fit(
                 model, loss, getattr(params, f"train_{name}").fit, sample=WindowSampler(np.array([len(windows[0])])),
-                num_held_out=len(windows[1]), seed=0, device=device, checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
+                num_held_out=len(windows[1]), seed=0, device=device,
+                checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
                 refit=refit_codebook if name == "vqvae" else lambda: None,
             ),
             "weights": model.state_dict(),

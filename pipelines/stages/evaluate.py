@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from pipelines.command_line import Dataset, Seed, main
-from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of
+from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of, training_minutes
 from pipelines.stages.params import EvaluateStage
 from tap.data.episodes import Episodes
 from tap.device import choose_device
@@ -54,6 +54,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             **summarize(result, info),
             behaviour=behaviour(episodes, info),
             planner=params.planner.model_dump(mode="json"),
+            training_minutes=training_minutes(trained_by(policy), models),
             latent_step=policy.vqvae.params.latent_step,
             window_length=policy.vqvae.params.windows.length,
             recipe=recipe(resolved, policy, facts),

@@ -25,8 +25,19 @@ DATA = Path("data")
 
 def run_ids(stages: Iterable[str], key: str) -> dict[str, str | None]:
     """The runs that trained the models called `key`, by stage. They do not affect scores, so DVC does not depend on them."""
+    return {stage: known.run_id if known else None for stage, known in _lineages(stages, key).items()}
+
+
+def training_minutes(stages: Iterable[str], key: str) -> float | None:
+    """How long it took to train the models called `key`; None if that of one is unknown."""
+    minutes = [known.minutes if known else None for known in _lineages(stages, key).values()]
+    times = [each for each in minutes if each is not None]
+    return sum(times) if len(times) == len(minutes) else None
+
+
+def _lineages(stages: Iterable[str], key: str) -> dict[str, Lineage | None]:
     paths = {stage: lineage_path(stage, key) for stage in stages}
-    return {stage: Lineage.read(path).run_id if path.exists() else None for stage, path in paths.items()}
+    return {stage: Lineage.read(path) if path.exists() else None for stage, path in paths.items()}
 
 
 def provenance(resolved: EvaluateStage | MethodsStage, validation: ValidationReport, seed: int) -> Provenance:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from pipelines.command_line import Dataset, Method, Seed, main
-from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of
+from pipelines.stages.evaluation import DATA, behaviour, digest, log, provenance, register, run_ids, tags_of, training_minutes
 from pipelines.stages.params import MethodsStage
 from tap.data.episodes import Episodes
 from tap.device import choose_device
@@ -54,6 +54,7 @@ def run(dataset: Dataset, seed: Seed, method: Method) -> None:
             **dict(facts),
             **summarize(result, info),
             behaviour=behaviour(episodes, info),
+            training_minutes=training_minutes([stage], models),
             recipe=digest(parts, facts),
             runs=runs | {"methods": tracked.id},
             git_commit=tracking.git_state()[0],

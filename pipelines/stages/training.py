@@ -100,7 +100,9 @@ class Job:
         self.run.log_metrics(self.params.updates, measured)
         final = curves[-1] | measured | {"parameters": parameters}
         TrainingMetrics.model_validate(final).write(metrics_path(DATA, self.stage, self.key))
-        tracking.lineage(self.stage, self.run, self.digest).write(lineage_path(self.stage, self.key))
+        speed = history[-1][1][SPEED]  # 0 if all updates were made before a resume
+        minutes = self.params.updates / speed / 60 if speed else None
+        tracking.lineage(self.stage, self.run, self.digest, minutes).write(lineage_path(self.stage, self.key))
         save(weights_folder(self.stage, self.key))
 
 

@@ -34,7 +34,8 @@ class WindowSampler:
         episode_B, place_B = torch.rand(2, count, dtype=torch.float64, generator=generator)
         episodes_B = torch.searchsorted(self._cumulative_E, episode_B, right=True).clamp(max=len(self._lengths_E) - 1)
         lengths_B = self._lengths_E[episodes_B]
-        return self._ends_E[episodes_B] - lengths_B + (place_B * lengths_B).long()
+        rows_B: Tensor = self._ends_E[episodes_B] - lengths_B + (place_B * lengths_B).long()
+        return rows_B
 
 
 def by_return(training: Selection, effective_share: float) -> WindowSampler:
@@ -61,4 +62,4 @@ def return_weights(returns_E: np.ndarray, lengths_E: np.ndarray, effective_share
         weights_E = np.exp(gaps_E / np.exp(middle))
         effective = (weights_E * lengths_E).sum() ** 2 / (weights_E**2 * lengths_E).sum()
         low, high = (low, middle) if effective > effective_share * lengths_E.sum() else (middle, high)
-    return np.exp(gaps_E / np.exp(high))
+    return np.asarray(np.exp(gaps_E / np.exp(high)))

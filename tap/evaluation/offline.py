@@ -46,20 +46,17 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor) -> OfflineChecks:
     recorded_NX = windows.transitions_NX[starts_N]
     states_NO, actions_NA = recorded_NX[:, layout.observation], recorded_NX[:, layout.action]
     codes_N = encode_windows(policy.vqvae, windows, starts_N)[:, 0].long()
-    parts = [
-        _at_states(policy, states_BO, actions_BA, codes_B)
-        for states_BO, actions_BA, codes_B in zip(
-            states_NO.split(AT_ONCE), actions_NA.split(AT_ONCE), codes_N.split(AT_ONCE), strict=True
-        )
-    ]
+    batches = [range(first, min(first + AT_ONCE, len(starts_N))) for first in range(0, len(starts_N), AT_ONCE)]
+    parts = [_at_states(policy, states_NO[rows], actions_NA[rows], codes_N[rows]) for rows in map(list, batches)]
     own, mean, drawn, value, advantage, gain = (torch.cat(part).double().cpu().numpy() for part in zip(*parts, strict=True))
     variance = float(actions_NA.double().var(dim=0, unbiased=False).sum()) or 1.0
-    errors = [float(error_N.mean()) / variance for error_N in (own, mean, drawn)]
+    own_error, mean_error, drawn_error = (float(error_N.mean()) / variance for error_N in (own, mean, drawn))
     if policy.critic is None:
-        return OfflineChecks(len(starts_N), *errors, None, None, None)
+        return OfflineChecks(len(starts_N), own_error, mean_error, drawn_error, None, None, None)
     column = slice(layout.return_to_go, layout.return_to_go + 1)
     return_N = normalizer.denormalize(recorded_NX[:, column], column)[:, 0].double().cpu().numpy()
-    return OfflineChecks(len(starts_N), *errors, float(gain.mean()), *slope(advantage, return_N - value))
+    fitted, error = slope(advantage, return_N - value)
+    return OfflineChecks(len(starts_N), own_error, mean_error, drawn_error, float(gain.mean()), fitted, error)
 
 
 def _at_states(policy: Policy, state_BO: Tensor, action_BA: Tensor, code_B: Tensor) -> tuple[Tensor, ...]:

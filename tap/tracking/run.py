@@ -298,11 +298,18 @@ def page(tracking_uri: str, key: str) -> str | None:
     return f"{redact_credentials(tracking_uri)}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
-def lineage(stage: str, run: Run, dataset_digest: str) -> Lineage:
-    """Where the weights that a run trained come from."""
+def lineage(stage: str, run: Run, dataset_digest: str, minutes: float | None) -> Lineage:
+    """Where the weights that a run trained in so many minutes come from."""
     packages = {"torch": "torch", "numpy": "numpy", "gymnasium": "gymnasium", "mujoco": "mujoco", "tap": "tap-planner"}
     versions = {name: importlib.metadata.version(package) for name, package in packages.items()}
-    return Lineage(run_id=run.id, git_commit=git_state()[0], dataset_digest=dataset_digest, versions=versions, stage=stage)
+    return Lineage(
+        run_id=run.id,
+        git_commit=git_state()[0],
+        dataset_digest=dataset_digest,
+        versions=versions,
+        stage=stage,
+        minutes=minutes,
+    )
 
 
 def git_state() -> tuple[str, bool]:

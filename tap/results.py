@@ -270,10 +270,31 @@ class SampledPlans(Record):
     rank_correlation: float  # Spearman's, of predicted return and error
 
 
+class OfflineChecks(Record):
+    """How well the parts of a policy do on recorded windows, drawn as in training, of the held-out episodes if there are any.
+
+    Errors of first actions are shares of the variance of the recorded ones; gain and spread are in units of return. What a
+    policy without a critic does not have is absent.
+    """
+
+    windows: int
+    held_out: bool
+    own_code_error: float  # of the action decoded from the window's own code: what codes can express
+    mean_error: float  # of the mean action under the prior
+    drawn_code_error: float  # of the action of a code drawn from the prior
+    return_std: float  # of the windows' returns-to-go
+    predicted_gain: Absent[float] = None  # of the planner's weights over the prior's, mean
+    # The more return that followed for each unit of advantage that the critic gives to the recorded code: 1 for a perfect
+    # critic, 0 for one that knows nothing. The slope of a regression, and its standard error as if windows were independent.
+    advantage_slope: Absent[float] = None
+    advantage_slope_error: Absent[float] = None
+
+
 class Diagnosis(Provenance):
-    """Plans sampled for one seed of one dataset, with codes uniform over the codebook and from the prior."""
+    """One seed of one dataset: plans sampled with codes uniform over the codebook and from the prior, and offline checks."""
 
     protocol: str
+    offline: Absent[OfflineChecks] = None  # absent for the attention bottleneck, which cannot decode single codes
     uniform: SampledPlans
     prior: SampledPlans
     git_commit: str

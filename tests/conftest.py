@@ -62,9 +62,12 @@ def tiny_tree() -> dict[str, Any]:
     return {
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
-        "train_critic": {"width": 16, "fit": fit},
+        "train_critic": {"members": 5, "width": 16, "fit": fit},
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
-        "evaluate": {"episodes": 2, "planner": {"horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16}},
+        "evaluate": {
+            "episodes": 2,
+            "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},
+        },
     }
 
 

@@ -21,6 +21,7 @@ from tap.training import checkpoint_folder, fit, learning_rate, make_optimizer, 
 
 PARAMS = FitParams(
     updates=30,
+    effective_share=1.0,
     batch_size=8,
     learning_rate=1e-2,
     schedule="constant",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.image import imsave
 
 from pipelines.command_line import Dataset, Seed, main
@@ -19,15 +20,20 @@ from pipelines.stages.evaluate import load_policy, trained_by
 from pipelines.stages.evaluation import DATA, provenance, run_ids, tags_of
 from pipelines.stages.params import EvaluateStage
 from tap.data.catalog import DatasetInfo
+from tap.data.episodes import Episodes
+from tap.data.sampling import by_return
+from tap.data.windows import Windows
 from tap.envs.antmaze import AntMaze
 from tap.envs.make import State, make_environment
 from tap.evaluation.diagnostics import EPISODES, distribution, render, visualise, with_planner
+from tap.evaluation.offline import check
 from tap.files import read_json, write_json
 from tap.planning.policy import Policy
-from tap.results import Diagnosis, ValidationReport, instance_key, metrics_path
+from tap.results import Diagnosis, OfflineChecks, ValidationReport, instance_key, metrics_path
 from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 
+CHECKED_WINDOWS = 2000
 VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to plot plans in, if known
 
 
@@ -43,7 +49,10 @@ def run(dataset: Dataset, seed: Seed) -> None:
         runtime=runtime,
     ) as tracked:
         found = diagnose(policy, resolved.info, resolved.params, seed, key)
-        diagnosis = Diagnosis(**dict(facts), **found, git_commit=tracking.git_state()[0])
+        offline = offline_checks(policy, Episodes.load(DATA / "raw" / dataset / "episodes"), seed)
+        diagnosis = Diagnosis(**dict(facts), **found, offline=offline, git_commit=tracking.git_state()[0])
+        if offline:
+            tracked.log_metrics(0, {f"offline_{name}": float(value) for name, value in offline if value is not None})
         for name in ("uniform", "prior"):
             tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in getattr(diagnosis, name)})
         tracked.log_json(diagnosis.as_json(), "metrics.json")
@@ -77,6 +86,19 @@ def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: in
         f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint"
     )
     return {"protocol": protocol} | {name: each.summarize() for name, each in distributions.items()}
+
+
+def offline_checks(policy: Policy, episodes: Episodes, seed: int) -> OfflineChecks | None:
+    """Check the policy on windows drawn as in training, of the episodes held out from it; None if it cannot decode one code."""
+    if policy.vqvae.params.bottleneck == "attention":
+        return None
+    fit = policy.prior.params.fit
+    training, held_out = episodes.split(fit.held_out, np.random.default_rng(seed))
+    checked = held_out if len(held_out.lengths) else training
+    params = policy.vqvae.params.windows.model_copy(update={"length": policy.vqvae.params.latent_step})
+    windows = Windows(checked, params, policy.normalizer, policy.device, DATA)
+    starts = by_return(checked, fit.effective_share)(CHECKED_WINDOWS, torch.Generator().manual_seed(seed))
+    return check(policy, windows, starts.to(policy.device), held_out=checked is held_out)
 
 
 def state_of(example: dict[str, Any]) -> State:

@@ -1,9 +1,7 @@
-"""Offline checks: does each part of a policy do its job on held-out episodes? No simulator is needed.
+"""Offline checks: does each part of a policy do its job on recorded episodes? No simulator is needed.
 
-Shapes: N windows, K codes, A action, E episodes.
+Shapes: N windows, B of them, K codes, A action.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,35 +10,16 @@ from torch import Tensor
 from tap.data.windows import Windows
 from tap.model.vqvae import encode_windows
 from tap.planning.policy import Policy
+from tap.results import OfflineChecks
 
-WINDOWS = 2000  # drawn as for training; the standard errors below treat them as independent
 AT_ONCE = 16  # states: each is decoded with all codes
 
 
-@dataclass(frozen=True)
-class OfflineChecks:
-    """What `check` measures. Errors of actions are shares of the variance of the recorded actions; values are returns.
-
-    `advantage_slope` is how much more return followed per unit of advantage that the critic gave to the recorded code, in a
-    regression of returns less the state's value on advantages: 1 for a perfect critic, 0 for one that knows nothing.
-    `predicted_gain` is how much more return the planner's weights promise than the prior, on average. What a policy without a
-    critic does not have is None.
-    """
-
-    windows: int
-    own_code_error: float  # of the decoded action of the window's own code: what the codes can express
-    mean_error: float  # of the mean action under the prior
-    drawn_code_error: float  # of the action of a code drawn from the prior
-    predicted_gain: float | None
-    advantage_slope: float | None
-    advantage_slope_error: float | None  # standard error
-
-
 @torch.no_grad()
-def check(policy: Policy, windows: Windows, starts_N: Tensor) -> OfflineChecks:
+def check(policy: Policy, windows: Windows, starts_N: Tensor, *, held_out: bool) -> OfflineChecks:
     """Compare what the policy predicts at the windows that start at rows `starts_N` with what was recorded there.
 
-    `windows` are at least one code long; the policy's bottleneck must be able to decode single codes.
+    `windows` are at least one code long, and the policy's model can decode single codes.
     """
     layout, normalizer = policy.vqvae.layout, policy.normalizer
     recorded_NX = windows.transitions_NX[starts_N]
@@ -49,27 +28,36 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor) -> OfflineChecks:
     batches = [range(first, min(first + AT_ONCE, len(starts_N))) for first in range(0, len(starts_N), AT_ONCE)]
     parts = [_at_states(policy, states_NO[rows], actions_NA[rows], codes_N[rows]) for rows in map(list, batches)]
     own, mean, drawn, value, advantage, gain = (torch.cat(part).double().cpu().numpy() for part in zip(*parts, strict=True))
-    variance = float(actions_NA.double().var(dim=0, unbiased=False).sum()) or 1.0
-    own_error, mean_error, drawn_error = (float(error_N.mean()) / variance for error_N in (own, mean, drawn))
-    if policy.critic is None:
-        return OfflineChecks(len(starts_N), own_error, mean_error, drawn_error, None, None, None)
+
     column = slice(layout.return_to_go, layout.return_to_go + 1)
     return_N = normalizer.denormalize(recorded_NX[:, column], column)[:, 0].double().cpu().numpy()
-    fitted, error = slope(advantage, return_N - value)
-    return OfflineChecks(len(starts_N), own_error, mean_error, drawn_error, float(gain.mean()), fitted, error)
+    variance = float(actions_NA.double().var(dim=0, unbiased=False).sum()) or 1.0  # of constant actions
+    worth, error = slope(advantage, return_N - value)
+    has_critic = policy.critic is not None
+    return OfflineChecks(
+        windows=len(starts_N),
+        held_out=held_out,
+        own_code_error=float(own.mean()) / variance,
+        mean_error=float(mean.mean()) / variance,
+        drawn_code_error=float(drawn.mean()) / variance,
+        return_std=float(return_N.std()),
+        predicted_gain=float(gain.mean()) if has_critic else None,
+        advantage_slope=worth if has_critic else None,
+        advantage_slope_error=error if has_critic else None,
+    )
 
 
 def _at_states(policy: Policy, state_BO: Tensor, action_BA: Tensor, code_B: Tensor) -> tuple[Tensor, ...]:
     """At each state: squared errors of the own code's action, the mean and a drawn code's; value, advantage and gain."""
-    layout, planner, B = policy.vqvae.layout, policy.planner, len(state_BO)
-    scored = planner.score_codes(state_BO)
+    layout, B = policy.vqvae.layout, len(state_BO)
+    scored = policy.planner.score_codes(state_BO)
     probability_BK = scored.log_probability_R.view(B, -1).exp()
     decoded_BKA = scored.steps.transitions_BTX[:, 0, layout.action].view(B, -1, layout.action_dim)
     error_BK = (decoded_BKA - action_BA[:, None]).square().sum(dim=-1)
     mean_BA = torch.einsum("bk,bka->ba", probability_BK, decoded_BKA)
     return_BK = scored.predicted_return_R.view(B, -1)
     value_B = (probability_BK * return_BK).sum(dim=1)
-    weights_BK = (scored.score_R.view(B, -1) / planner.temperature).softmax(dim=1)
+    weights_BK = (scored.score_R.view(B, -1) / policy.planner.temperature).softmax(dim=1)
     return (
         error_BK.gather(1, code_B[:, None])[:, 0],
         (mean_BA - action_BA).square().sum(dim=-1),

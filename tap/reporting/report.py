@@ -12,10 +12,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from tap.files import write_atomically
+from tap.files import write_atomically, write_json
+from tap.reporting.checks import offline_checks_table
 from tap.reporting.experiments import experiment_pictures
 from tap.reporting.pictures import Picture, dataset_pictures, returns_picture
-from tap.reporting.rows import METHODS, SOURCES, Row, load_diagnoses, load_evaluations, table_rows
+from tap.reporting.rows import METHODS, SOURCES, Row, load_diagnoses, load_evaluations, summary, table_rows
 from tap.reporting.studies import STUDIES, study_table
 from tap.reporting.style import figure_png, figure_svg
 from tap.reporting.tables import (
@@ -31,8 +32,9 @@ from tap.results import Diagnosis, TrainingMetrics, ValidationReport
 
 
 def write_report(data: Path, out: Path) -> Path:
-    """Read what the stages wrote under `data`, write `out`/index.html, results.md and the PNG files; returns the page's path.
+    """Read what the stages wrote under `data`, and write the report into the folder `out`; returns the path of index.html.
 
+    Beside it are results.md, summary.json with all scores, and the figures as PNG files.
     Raises ValueError if nothing has been evaluated yet, or a file is not valid.
     """
     evaluations = load_evaluations(data)
@@ -58,6 +60,7 @@ def write_report(data: Path, out: Path) -> Path:
     for picture in [*experiments, *itertools.chain(*sections.values()), *histograms.values()]:
         write_atomically(out / f"{picture.name}.png", figure_png(picture.figure))
     write_atomically(out / "results.md", results_markdown(rows, tables, experiments))
+    write_json(out / "summary.json", summary(rows))
     write_atomically(out / "index.html", page)
     return out / "index.html"
 
@@ -65,7 +68,13 @@ def write_report(data: Path, out: Path) -> Path:
 def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis]) -> list[Table]:
     """All tables for which there are results, in the paper's order."""
     studies = (study_table(study, rows) for study in STUDIES)
-    tables = [*main_tables(rows), *studies, sampled_plans_table(diagnoses), departures_table(rows)]
+    tables = [
+        *main_tables(rows),
+        offline_checks_table(diagnoses),
+        *studies,
+        sampled_plans_table(diagnoses),
+        departures_table(rows),
+    ]
     return [table for table in tables if table]
 
 

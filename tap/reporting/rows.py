@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tap.estimates import Estimate
 from tap.reporting.paper import paper_scores
@@ -171,6 +172,42 @@ def _experiment(each: Evaluation) -> tuple[object, ...]:
     """What an evaluation and its ablations have in common."""
     data = (each.dataset, each.source, each.digest, each.scale)
     return (*data, each.environment, each.simulator, each.environment_seed, each.episodes)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """All results in one mapping: {dataset (with its source): {policy: {mean, standard_error, seeds, ...}}}.
+
+    Policies are tap, the ablations, the other methods, and the data itself: `data`, the mean of its episodes, and
+    `data-best-tenth`. Of several rows of a dataset and source, the first counts.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        policies = {"tap": row} | {each.first.ablation or each.first.method: each for each in (*row.ablations, *row.methods)}
+        behaviour = row.first.behaviour
+        data = {"data": behaviour.mean_score, "data-best-tenth": behaviour.best_tenth_normalized_score}
+        found.setdefault(
+            f"{row.first.dataset} ({SOURCES.get(row.first.source, row.first.source)})",
+            {name: _summary(each) for name, each in policies.items()}
+            | {name: {"mean": mean, "episodes": behaviour.episodes} for name, mean in data.items() if mean is not None},
+        )
+    return found
+
+
+def _summary(row: Row) -> dict[str, Any]:
+    minutes = [each.training_minutes for each in row.evaluations if each.training_minutes is not None]
+    first = row.first
+    return {
+        "mean": row.score.mean,
+        "standard_error": row.score.standard_error,
+        "standard_error_over": row.over,
+        "seeds": [each.seed for each in row.evaluations],
+        "episodes": first.episodes,
+        "environment_seed": first.environment_seed,
+        "environment": first.environment,
+        "simulator": first.simulator,
+        "training_minutes": statistics.median(minutes) if minutes else None,
+        "decision_ms": row.latency.median,
+    }
 
 
 def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:

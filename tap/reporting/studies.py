@@ -33,6 +33,9 @@ class Column:
         return None
 
 
+BASES = (None, "beam")  # a beam search with all params as in params.yaml: the base, or an ablation if the base is none
+
+
 @dataclass(frozen=True)
 class Study:
     """One of the paper's ablation tables."""
@@ -45,22 +48,22 @@ class Study:
 
 def _horizon(steps: int) -> Column:
     paper = str(steps) if steps in (3, 9, 15, 21) else None
-    return Column(f"H = {steps}", paper, (None, f"horizon-{steps}"), {"search": "beam", "horizon": steps})
+    return Column(f"H = {steps}", paper, (*BASES, f"horizon-{steps}"), {"search": "beam", "horizon": steps})
 
 
 def _beta(label: str, paper: str, ablation: str) -> Column:
     settings = {"search": "beam", "likelihood_threshold": float(paper)}
-    return Column(f"β = {label}", paper, (None, ablation), settings)
+    return Column(f"β = {label}", paper, (*BASES, ablation), settings)
 
 
 # 12 is the longest horizon that every latent step divides and that fits into the windows of both scales.
 LATENT_STEPS = (
     Column("L = 1", "1", ("latent-step-1",), {"horizon": 12}),
     Column("L = 2", "2", ("latent-step-2",), {"horizon": 12}),
-    Column("L = 3", "3", (None, "horizon-12"), {"horizon": 12, "latent_step": 3}, context=True),
+    Column("L = 3", "3", (*BASES, "horizon-12"), {"search": "beam", "horizon": 12, "latent_step": 3}, context=True),
     Column("L = 4", "4", ("latent-step-4",), {"horizon": 12}),
 )
-BEAM = Column("beam search", "beam", (None,), {"search": "beam"}, context=True)
+BEAM = Column("beam search", "beam", BASES, {"search": "beam"}, context=True)
 PRIOR = Column("sample prior", "prior", ("prior-sampling",), {"search": "prior_sampling"})
 STUDIES = (
     Study(

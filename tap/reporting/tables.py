@@ -162,30 +162,38 @@ def _main_caption(papers: Sequence[str | None], methods: Sequence[str]) -> str:
 # ---------------------------------------------------------------- departures, sampled plans, protocol
 
 DEPARTURES = {
+    "beam": "the paper's beam search",
     "no-search": "one plan sampled from the prior",
+    "prior-mean": "the mean over first codes under the prior alone",
+    "critic-weighted": "the mean over first codes, weighted by the critic",
+    "plan-every-3": "three actions of a plan are executed before the next",
+    "all-episodes-alike": "episodes with high returns are not drawn more often in training",
+    "no-bootstrap": "returns-to-go of truncated episodes are not bootstrapped",
+    "no-dead-code-replacement": "dead codes are not replaced, as published: here the base departs",
+}
+BEAM_DEPARTURES = {
     "without-replacement": "a plan is expanded by different codes, sampled without replacement",
     "partial-threshold": "a partial plan of m codes is penalised below βᵐ",
     "stop-at-end": "rewards after a predicted end are left out",
-    "plan-every-3": "three actions of a plan are executed before the next",
-    "bootstrap-truncated": "returns-to-go of truncated episodes are bootstrapped",
-    "no-dead-code-replacement": "dead codes are not replaced, as published: here the base departs",
 }
 
 
 def departures_table(bases: Sequence[Row]) -> Table | None:
     """Each departure against its base, with the paired difference; None if none was run."""
+    beams = [base.ablation("beam") or base for base in bases]
     lines = [
-        _departure(f"{name}: {words}", row, base)
-        for name, words in DEPARTURES.items()
-        for base in bases
+        _departure(f"{name}: {words}", row, reference)
+        for departures, references in ((DEPARTURES, bases), (BEAM_DEPARTURES, beams))
+        for name, words in departures.items()
+        for base, reference in zip(bases, references, strict=True)
         if (row := base.ablation(name))
     ]
     caption = (
-        "Each changes one thing of the base. The difference is the mean over seeds of departure minus base, seed by seed, "
-        "± its standard error."
+        "Each changes one thing of the base, or, where it concerns the beam search, of that. The difference is the mean over "
+        "seeds of departure minus base, seed by seed, ± its standard error."
     )
     head = ("score", "base's score", "difference", "decision time", "base's decision time")
-    return Table("Departures from the published behaviour", caption, head, tuple(lines)) if lines else None
+    return Table("One thing changed", caption, head, tuple(lines)) if lines else None
 
 
 def _departure(label: str, row: Row, base: Row) -> Line:

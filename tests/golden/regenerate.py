@@ -28,7 +28,8 @@ FILE = Path(__file__).parent / "golden.safetensors"
 LAYOUT = Layout(observation_dim=4, action_dim=2)
 TRANSFORMER = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
 FIT = FitParams(
-    updates=1, batch_size=3, learning_rate=1e-2, schedule="constant", warmup_updates=0, ema_decay=0, weight_decay=0.1,
+    updates=1, effective_share=1.0, batch_size=3, learning_rate=1e-2, schedule="constant", warmup_updates=0, ema_decay=0,
+    weight_decay=0.1,
     betas=(0.9, 0.95), clip_norm=1, held_out=0, log_every=1, checkpoint_every=1,
 )  # fmt: skip
 TRAIN_VQVAE: dict[str, Any] = {

@@ -162,7 +162,7 @@ def test_the_page_holds_the_results(data: Path) -> None:
 def test_figures_are_saved_beside_the_page(data: Path) -> None:
     names = {path.name for path in (data / "report").iterdir()}
     figures = ("scores", "plan", "distribution", "candidates", "losses", "codebook", "returns")
-    pages = {"index.html", "results.md", "experiments-latency.png"}
+    pages = {"index.html", "results.md", "summary.json", "experiments-latency.png"}
     assert names == pages | {f"hopper-medium-replay-{name}.png" for name in figures}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in (data / "report").glob("*.png"))
 

@@ -88,23 +88,27 @@ def _plot_returns(axes: Axes, validation: ValidationReport) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def loss_figure(vqvae: Sequence[Curves], prior: Sequence[Curves]) -> Figure:
-    """Training and held-out loss of both models against updates, one pair of lines per seed."""
-    panels = [curves for curves in (vqvae, prior) if curves]
+def loss_figure(vqvae: Sequence[Curves], prior: Sequence[Curves], critic: Sequence[Curves]) -> Figure:
+    """Training and held-out loss of each model against updates, one pair of lines per seed."""
+    panels = {
+        ("VQ-VAE: reconstruction and commitment", "loss (log scale)"): vqvae,
+        ("Prior: cross-entropy of the next code", "loss (nats per code)"): prior,
+        ("Critic: squared error of normalised returns", "loss (log scale)"): critic,
+    }
+    panels = {words: curves for words, curves in panels.items() if curves}
     with rc_context(STYLE):
-        figure = Figure()
-        for axes, curves in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+        figure = Figure(figsize=(STYLE["figure.figsize"][0], 2.2 * len(panels) + 0.4))
+        for axes, ((title, label), curves) in zip(
+            figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items(), strict=True
+        ):
             _plot_losses(axes, curves)
-            if curves is vqvae:
-                axes.set_title("VQ-VAE: reconstruction and commitment")
-                axes.set_ylabel("loss (log scale)")
+            axes.set_title(title)
+            axes.set_ylabel(label)
+            if "log" in label:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axes.yaxis.set_minor_locator(NullLocator())
-            else:
-                axes.set_title("Prior: cross-entropy of the next code")
-                axes.set_ylabel("loss (nats per code)")
             axes.legend(loc="upper right", ncols=2, handlelength=1.4)
         axes.set_xlabel("updates")
         return figure

@@ -114,15 +114,16 @@ def _candidates_picture(dataset: str, seed: int, plans: Sequence[dict[str, Any]]
 def _training_pictures(dataset: str, plots: Path) -> list[Picture]:
     vqvae = [read_curves(path) for path in seed_files(plots / "train_vqvae", dataset, "csv").values()]
     prior = [read_curves(path) for path in seed_files(plots / "train_prior", dataset, "csv").values()]
+    critic = [read_curves(path) for path in seed_files(plots / "train_critic", dataset, "csv").values()]
     found = []
-    if vqvae or prior:
+    if vqvae or prior or critic:
         caption = (
-            "One pair of lines per seed. Held-out episodes are not trained on: a held-out loss far above the training loss is "
-            "overfitting."
+            "One pair of lines per seed. The held-out loss is of all held-out episodes alike. Where training draws episodes "
+            "with high returns more often (effective_share below 1), it is higher even without overfitting; look for a rise."
         )
-        last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior])
-        alt = f"Training and held-out loss of VQ-VAE and prior against updates; last training losses by model and seed: {last}."
-        found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior)))
+        last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior, *critic])
+        alt = f"Training and held-out losses of all models against updates; last training losses by model and seed: {last}."
+        found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior, critic)))
     if vqvae:
         caption = "One line per seed. A codebook with few codes in use has collapsed: its plans hardly differ."
         last = ", ".join(f"{curves['codebook_usage'][-1]:.0%}" for curves in vqvae)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from stage_files import UNSCORED, cloned_json, diagnosis_json, evaluation, evaluation_json, write
 
-from tap.reporting.rows import headline, load_diagnoses, load_evaluations, table_rows
+from tap.reporting.rows import SOURCES, headline, load_diagnoses, load_evaluations, summary, table_rows
 from tap.results import Evaluation
 
 
@@ -112,3 +112,20 @@ def test_diagnoses_are_read_in_order_and_broken_ones_named(tmp_path: Path) -> No
     write(tmp_path / "metrics/diagnose/x-0.json", diagnosis_json(prior={}))
     with pytest.raises(ValueError, match=r"x-0\.json is not valid \(prior.predicted_return_median: .*dvc repro --force"):
         load_diagnoses(tmp_path)
+
+
+def test_the_summary_has_every_policy_with_its_source() -> None:
+    evaluations = [
+        evaluation(seed=seed, normalized_score=score, training_minutes=4.0) for seed, score in ((0, 10.0), (1, 30.0))
+    ]
+    evaluations += [evaluation(ablation="no-search", normalized_score=5.0, planner={"beam_width": 1})]
+    evaluations += [Evaluation.model_validate(cloned_json())]
+    ((name, policies),) = summary(table_rows(evaluations)).items()
+    first = evaluations[0]
+    assert name == f"{first.dataset} ({SOURCES[first.source]})"
+    assert list(policies) == ["tap", "no-search", "bc", "data", "data-best-tenth"]
+    tap = policies["tap"]
+    assert (tap["mean"], tap["standard_error"], tap["seeds"]) == (20.0, 10.0, [0, 1])
+    assert (tap["training_minutes"], tap["environment_seed"]) == (4.0, first.environment_seed)
+    assert policies["no-search"]["standard_error_over"] == "episodes"
+    assert policies["data"]["mean"] == first.behaviour.mean_normalized_score

@@ -10,6 +10,7 @@ import yaml
 
 from tap.data.episodes import Episodes
 from tap.data.windows import Layout, Normalizer, Windows
+from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
 from tap.planning.policy import Policy
@@ -42,7 +43,10 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
     vqvae.codebook.vectors_KD.normal_()
     prior = Prior(params.train_prior, params.train_vqvae, layout.observation_dim)
     normalizer = Normalizer.fit([np.random.default_rng(0).normal(size=(1000, layout.transition_dim)).astype(np.float32)])
-    return Policy(vqvae.to(device).eval(), normalizer, prior.to(device).eval(), params.evaluate.planner, device)
+    vqvae, prior = vqvae.to(device).eval(), prior.to(device).eval()
+    critic = Critic(params.train_critic, vqvae).to(device).eval()
+    critic.held_out_error = 1.0
+    return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic)
 
 
 def random_observations(count: int, layout: Layout) -> np.ndarray:

@@ -28,8 +28,8 @@ os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT", "%(asc
 os.environ.setdefault("PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT", "%(asctime)s | %(task_run_name)s | %(message)s")
 
 # glibc keeps freed memory in the process: if it were returned to the system, the result of the next operation would cost a page
-# fault for every 4 KiB, thousands per decision. Tensors of more than 4 MiB are returned: keeping them costs too much memory.
+# fault for every 4 KiB, thousands per decision. Tensors of more than 16 MiB are returned: keeping them costs too much memory.
 if "MALLOC_TRIM_THRESHOLD_" not in os.environ and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # only glibc has it
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-    libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
+    libc.mallopt(M_MMAP_THRESHOLD, 16 << 20)
     libc.mallopt(M_TRIM_THRESHOLD, 64 << 20)

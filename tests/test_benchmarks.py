@@ -20,7 +20,7 @@ from tap.model.vqvae import VQVAE
 
 @pytest.mark.parametrize("task", ["hopper", "pen"])
 def test_the_work_of_a_decision_is_what_the_planner_computes(task: str) -> None:
-    params, layout = params_of(task, "cpu"), LAYOUTS[task]
+    params, layout = params_of(task, "cpu", evaluate={"planner": {"search": "beam"}}), LAYOUTS[task]
     policy = random_policy(params, layout, torch.device("cpu"))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         policy.plan(random_observations(1, layout), generators(1))

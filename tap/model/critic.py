@@ -17,6 +17,8 @@ from tap.model.serialization import load_weights, read_description, save_model
 from tap.model.vqvae import VQVAE
 from tap.settings import TrainCriticParams
 
+VALUED_AT_ONCE = 512  # codes at states, in all members: bounds memory, and small tensors are reused between decisions
+
 
 class Critic(nn.Module):
     """An ensemble of MLPs, as batched matrices: (state, code) -> the normalised return-to-go at that state.
@@ -49,10 +51,13 @@ class Critic(nn.Module):
 
     def values(self, observation_NO: Tensor) -> Tensor:
         """The ensemble's mean for all K codes at each state: (N, K)."""
-        N, K = len(observation_NO), len(self.codes_KD)
-        codes = torch.arange(K, device=observation_NO.device).repeat(N)
-        values_GR: Tensor = self(observation_NO.repeat_interleave(K, dim=0), codes)
-        return values_GR.mean(dim=0).view(N, K)
+        K = len(self.codes_KD)
+        codes_K = torch.arange(K, device=observation_NO.device)
+        parts = []
+        for states_BO in observation_NO.split(max(1, VALUED_AT_ONCE // K)):  # type: ignore[no-untyped-call]
+            values_GR = self(states_BO.repeat_interleave(K, dim=0), codes_K.repeat(len(states_BO)))
+            parts.append(values_GR.mean(dim=0).view(-1, K))
+        return torch.cat(parts)
 
     def loss(self, observation_BO: Tensor, codes_B: Tensor, return_B: Tensor, seen_GB: Tensor) -> dict[str, Tensor]:
         """This process's share of the mean squared error over the global batch; sum it over processes.

@@ -188,7 +188,7 @@ def test_resume_goes_on_with_a_run(store: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_lineage_names_run_code_data_and_versions(store: str) -> None:
     with run(store) as tracked:
-        lineage = tracking.lineage("train_prior", tracked, "abc")
+        lineage = tracking.lineage("train_prior", tracked, "abc", 1.5)
     assert (lineage.run_id, lineage.dataset_digest, lineage.stage) == (tracked.id, "abc", "train_prior")
     assert lineage.versions.keys() == {"torch", "numpy", "gymnasium", "mujoco", "tap"}
     assert lineage.versions["numpy"] == np.__version__

@@ -22,9 +22,8 @@ from tap.results import (
     seed_files,
 )
 
-PUBLISHED = (
-    ROOT / "docs/results"
-)  # by an early version, which wrote no `simulator`, `recipe`, `scores`, `score_metric` and `method`
+# By an early version, which wrote no `simulator`, `recipe`, `scores`, `score_metric` and `method`.
+PUBLISHED = ROOT / "docs/results"
 MODELS: dict[str, type[Record]] = {
     "metrics/evaluate/*.json": Evaluation,
     "metrics/ablations/*.json": Evaluation,

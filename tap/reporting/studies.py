@@ -144,7 +144,7 @@ def compare(study: Study, bases: Sequence[Row]) -> tuple[tuple[Column, ...], lis
 
 def _is_ablated(column: Column, base: Row) -> bool:
     row = column.find(base)
-    return row is not None and row.first.ablation is not None and not column.context
+    return row is not None and row.first.ablation not in BASES and not column.context
 
 
 def complete(comparisons: Sequence[Comparison]) -> list[Comparison]:

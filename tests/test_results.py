@@ -10,6 +10,7 @@ from conftest import ROOT
 from pydantic import ValidationError
 from stage_files import cloned_json, diagnosis_json, evaluation, evaluation_json, validation_json, write
 
+from tap.reporting.rows import load_evaluations, summary, table_rows
 from tap.results import (
     Diagnosis,
     Evaluation,
@@ -112,3 +113,8 @@ def test_seed_files_are_those_of_one_dataset_by_number(tmp_path: Path) -> None:
 def test_reading_results_loads_neither_torch_nor_mlflow() -> None:
     script = "import sys, tap.results; sys.exit(bool({'torch', 'mlflow'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_published_summary_is_that_of_the_published_evaluations() -> None:
+    expected = summary(table_rows(load_evaluations(PUBLISHED / "cpu")))
+    assert json.loads((PUBLISHED / "summary.json").read_text()) == expected

@@ -17,6 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +41,8 @@ class Record:
         """The record of the run `key`, new or continued. Waits while another process delivers it."""
         folder = outbox / key
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # raised despite exist_ok where another process removes the folder meanwhile
+                folder.mkdir(parents=True)
             if record := cls._lock(folder, fcntl.LOCK_EX):
                 return record
 

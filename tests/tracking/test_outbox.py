@@ -2,6 +2,7 @@
 
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_one_holder_at_a_time_and_a_removed_record_is_begun_anew(tmp_path: Path)
     got[0].append("start", step=1)
     assert steps(got[0]) == [1] and Record.take(tmp_path / "key") is None
     assert Record.take(tmp_path / "other") is None
+
+
+def test_a_record_can_be_created_while_others_remove_it(tmp_path: Path) -> None:
+    def create_and_remove() -> int:
+        for _ in range(200):
+            Record.create(tmp_path, "key").remove()
+        return 200
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(done.result() for done in [pool.submit(create_and_remove) for _ in range(4)]) == 800
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_records_come_in_the_order_in_which_their_runs_started(tmp_path: Path) -> None:

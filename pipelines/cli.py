@@ -60,6 +60,12 @@ def run(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this dataset; may be repeated. [default: all listed]")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated. [default: all listed]")] = None,
     promote: Annotated[bool, typer.Option(help="Make the best policy champion if it beats the current one.")] = True,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", min=1, help="Stages at a time, sharing the cores. [default: 1 with a GPU, else the cores, up to 4]"
+        ),
+    ] = None,
 ) -> None:
     """Bring everything up to date: fetch, train, evaluate, report, promote.
 
@@ -69,7 +75,7 @@ def run(
     """
     from pipelines.orchestration import flow
 
-    flow.run(dataset or None, seed or None, promote)
+    flow.run(dataset or None, seed or None, promote, jobs)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Files that appear completely or not at all."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -44,6 +45,17 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): delete it and run its stage again") from None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, for which other processes wait: for what two must not do there at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

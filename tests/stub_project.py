@@ -21,7 +21,7 @@ train_critic: {}
 evaluate: {}
 scales: {}
 """
-# Files `fail` and `sleep` name the stage that shall do so.
+# Files `fail` and `sleep` name the stages that shall do so.
 STAGE = """
 import json, os, sys, time
 from pathlib import Path
@@ -33,10 +33,11 @@ print("this is", name)
 for percent in (10, 50, 100):
     print(f"\\r{percent}%", end="", file=sys.stderr)
 print(file=sys.stderr)
-if Path("sleep").exists() and Path("sleep").read_text() == name:
-    Path("pid").write_text(str(os.getpid()))
+if Path("sleep").exists() and name in Path("sleep").read_text().split():
+    with open("pids", "a") as file:
+        print(os.getpid(), os.environ.get("OMP_NUM_THREADS"), file=file)
     time.sleep(100)
-if Path("fail").exists() and Path("fail").read_text() == name:
+if Path("fail").exists() and name in Path("fail").read_text().split():
     sys.exit("no more memory")
 out.parent.mkdir(parents=True, exist_ok=True)
 dataset, _, key = name.partition("@")[2].partition("-")

@@ -45,20 +45,37 @@ class Instance:
         return f"{self.stage}@{key}" if key else self.stage
 
     def builds_on(self, earlier: "Instance") -> bool:
-        """Whether this one may read what an earlier one writes: the report reads everything, others what shares their key.
+        """Whether this one reads what `earlier` writes: the report reads everything, others what BUILDS_ON says.
 
         The stage `params` does not count: it writes one file for each instance, which `dvc status` compares.
         """
-        if earlier == PARAMS_STAGE:
-            return False
+        if self.stage == "report":
+            return earlier not in (self, PARAMS_STAGE)
         shared = zip(earlier._key, self._key, strict=True)
-        return self.stage == "report" or all(theirs in (None, mine) for theirs, mine in shared)
+        return earlier.stage in BUILDS_ON[self.stage] and all(theirs in (None, mine) for theirs, mine in shared)
 
 
 PARAMS_STAGE = Instance("params")
 TAP = ("train_vqvae", "train_prior", "train_critic", "evaluate")
 OTHER_METHOD = ("train_methods", "methods")
 MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
+# The stages of the same dataset, seed and variant whose results each stage reads, as `deps` and `outs` of dvc.yaml say.
+BUILDS_ON = {
+    "params": (),
+    "fetch": (),
+    "train_vqvae": ("fetch",),
+    "train_prior": ("train_vqvae",),
+    "train_critic": ("train_vqvae",),
+    "evaluate": ("train_prior", "train_critic"),
+    "diagnose": ("evaluate",),
+    "train_methods": ("fetch",),
+    "methods": ("train_methods",),
+    "ablations": ("train_prior", "train_critic"),
+    "ablation_vqvae": ("fetch",),
+    "ablation_prior": ("ablation_vqvae",),
+    "ablation_critic": ("ablation_vqvae",),
+    "model_ablations": ("ablation_prior", "ablation_critic"),
+}
 
 
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
@@ -118,12 +135,23 @@ def _resolve_params() -> None:
 
 
 def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:
-    """Run one `dvc` command, once no other flow in this folder is running one; see `process.run`."""
+    """Run one `dvc` command, once no other flow in this folder is running one; see `process.run`.
+
+    Threads of this process can run several at once, of different stage instances.
+    """
+    with TURN.taken(show) as lock:
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+        return process.run(command, show, environment, keep_open=[lock])
+
+
+def _remove_dead_locks() -> None:
+    """DVC considers a killed run's lock active if another process now has its id, as in a restarted container."""
     rwlock = DVC_FOLDER / "rwlock"
-    # DVC considers a killed run's lock active if another process now has its id, as in a restarted container.
     if rwlock.exists() and not any(_is_dvc(int(pid)) for pid in re.findall(r'"pid": (\d+)', rwlock.read_text())):
         rwlock.unlink(missing_ok=True)
-    return process.run([sys.executable, "-m", "dvc", *arguments], show, DVC_FOLDER / "tap.lock", environment)
+
+
+TURN = process.Turn(DVC_FOLDER / "tap.lock", _remove_dead_locks)
 
 
 def _is_dvc(pid: int) -> bool:
@@ -133,16 +161,26 @@ def _is_dvc(pid: int) -> bool:
         return False
 
 
-def terminal_or_log(log: Callable[[str], None]) -> Callable[[str, bool], None]:
-    """A `show` for `process.run`: lines go to `log`; passing ones are shown in place on a terminal, at intervals in a log."""
+_passing: dict[str, str] = {}  # the last passing line of each running command, by its label; for the terminal
+
+
+def terminal_or_log(log: Callable[[str], None], label: str = "") -> Callable[[str, bool], None]:
+    """A `show` for `process.run`: lines go to `log`; passing ones are shown in place on a terminal, at intervals in a log.
+
+    Passing lines of commands that run at the same time share the terminal's last line.
+    """
     terminal = sys.stderr.isatty() and "CI" not in os.environ
     logged = time.monotonic()
 
     def show(line: str, passing: bool) -> None:
         nonlocal logged
         if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\033[K{line[:width] if passing else ''}", end="", file=sys.stderr, flush=True)
+            _passing.pop(label, None)
+            if passing:
+                _passing[label] = line
+            bars = list(_passing.copy().values())
+            width = (shutil.get_terminal_size().columns - 1) // max(1, len(bars))
+            print(f"\r\033[K{''.join(f'{bar:{width}.{width}}' for bar in bars)}", end="", file=sys.stderr, flush=True)
         elif passing:
             passing = time.monotonic() < logged + LOG_PROGRESS_EVERY
             logged = logged if passing else time.monotonic()

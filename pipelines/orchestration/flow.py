@@ -5,8 +5,10 @@ other flows of a team.
 """
 
 import io
+import os
+import queue
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import psutil
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
 from prefect.states import Completed, Failed
 from rich import box
 from rich.console import Console
@@ -21,9 +24,12 @@ from rich.table import Table
 
 from pipelines.orchestration import process
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
+from tap.device import choose_device
+from tap.settings import Runtime
 
 DATA = Path("data")
 REPORT = Path("data/report/index.html")
+MOST_JOBS = 4  # each needs up to a gigabyte
 
 
 # Without retries, Prefect would log a traceback, although a returned Failed state has none.
@@ -37,7 +43,7 @@ def run_stage(
     """
     if fresh:
         return Completed(name="UpToDate")
-    show = terminal_or_log(get_run_logger().info)
+    show = terminal_or_log(get_run_logger().info, str(instance))
     if dvc("repro", *(["--pull"] if shared else []), "--single-item", str(instance), show=show, environment=environment):
         return Failed(message="for the reason above")
     if shared and dvc("push", "--run-cache", str(instance), show=show):
@@ -46,19 +52,63 @@ def run_stage(
 
 
 @flow(name="tap-pipeline")
-def pipeline(datasets: list[str] | None = None, seeds: list[int] | None = None, promote: bool = True) -> State[Any]:
-    """Bring every stage of `datasets` and `seeds` (None: all of params.yaml) up to date, promote, and attach the results."""
+def pipeline(
+    datasets: list[str] | None = None, seeds: list[int] | None = None, promote: bool = True, jobs: int | None = None
+) -> State[Any]:
+    """Bring every stage of `datasets` and `seeds` (None: all of params.yaml) up to date, promote, and attach the results.
+
+    `jobs` stages run at a time, which share the processor's cores; by default, see `default_jobs`.
+    """
     chosen = instances(datasets, seeds)
-    to_run = stale(chosen)
-    for instance in chosen:
-        state = run_stage(instance, fresh=instance not in to_run, return_state=True)
-        if not state.is_completed():
-            alone = f"`dvc repro --single-item {instance}` runs it alone; the next `tap run` continues from it"
-            return Failed(message=f"stage {instance} failed, for the reason above. {alone}")
+    if failed := _run_stages(chosen, stale(chosen), jobs or default_jobs()):
+        alone = f"`dvc repro --single-item {failed}` runs it alone; the next `tap run` continues from it"
+        return Failed(message=f"stage {failed} failed, for the reason above. {alone}")
     summary = conclude(chosen, promote)
     print(summary)
     create_markdown_artifact(summary, key="results", description="Scores, promotions, and the path of the report")
     return Completed()
+
+
+def default_jobs() -> int:
+    """How many stages run at a time: one with a GPU, which it takes for itself; without, one for each core, up to MOST_JOBS.
+
+    A model that trains in minutes without a GPU is too small for two cores.
+    """
+    return 1 if choose_device(Runtime().device).type == "cuda" else min(MOST_JOBS, _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _run_stages(chosen: Sequence[Instance], to_run: Set[Instance], jobs: int) -> Instance | None:
+    """Run `jobs` instances at a time, each after those it builds on; gives the first that failed, after which none is started.
+
+    Several at a time advance all seeds of a dataset alike, so that the last to end have company.
+    """
+    environment = {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))} if jobs > 1 else {}
+    builds_on = {instance: {each for each in chosen if instance.builds_on(each)} for instance in chosen}
+    order = {key: place for place, key in enumerate(dict.fromkeys((each.dataset, each.stage) for each in chosen))}
+    waiting, running, failed = list(chosen), dict[PrefectFuture[Any], Instance](), None
+    ended: queue.Queue[PrefectFuture[Any]] = queue.Queue()
+    try:
+        while running or (waiting and not failed):
+            ready = [each for each in waiting if builds_on[each].isdisjoint((*waiting, *running.values()))]
+            if ready and len(running) < jobs and not failed:
+                instance = min(ready, key=lambda each: order[each.dataset, each.stage] if jobs > 1 else 0)
+                waiting.remove(instance)
+                future = run_stage.submit(instance, fresh=instance not in to_run, environment=environment)
+                running[future] = instance
+                future.add_done_callback(ended.put)
+            else:
+                future = ended.get()
+                future.wait()  # until its state is known here
+                instance = running.pop(future)
+                failed = failed or (None if future.state.is_completed() else instance)
+    except BaseException:  # stopped: by Ctrl-C, by a signal, or on Prefect's page
+        process.end_all()
+        raise
+    return failed
 
 
 @flow(name="tap-promote", flow_run_name="promote {dataset}")
@@ -106,14 +156,14 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
     return "\n".join([text.getvalue().strip(), "", *lines])
 
 
-def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool) -> None:
+def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool, jobs: int | None = None) -> None:
     """The command `tap run`: run the flow, unless everything is up to date. Raises ValueError if a stage fails."""
     chosen = instances(datasets, seeds)
     if not stale(chosen):
         print(f"All {len(chosen)} stages are up to date.\n\n{conclude(chosen, promote)}")
         return
     start_server()
-    state = pipeline(datasets, seeds, promote, return_state=True)
+    state = pipeline(datasets, seeds, promote, jobs, return_state=True)
     if not state.is_completed():
         raise ValueError(state.message)
 

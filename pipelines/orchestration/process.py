@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,16 @@ def watch(target: int, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keep_open)
 
 
+_watchdogs: set[subprocess.Popen[bytes]] = set()  # of all contexts of `running`
+
+
+def end_all() -> None:
+    """End the processes of all contexts of `running`, which other threads wait for."""
+    for watchdog in _watchdogs.copy():
+        assert watchdog.stdin
+        watchdog.stdin.close()
+
+
 @contextmanager
 def running(
     command: Sequence[str], environment: Mapping[str, str] | None = None, keep_open: Sequence[int] = (), **streams: Any
@@ -43,6 +54,7 @@ def running(
     variables = os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"} | dict(environment or {})
     process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     watchdog = watch(-process.pid, keep_open)
+    _watchdogs.add(watchdog)
     try:
         yield process
     finally:
@@ -50,25 +62,63 @@ def running(
         watchdog.stdin.close()
         process.wait()
         watchdog.wait()
+        _watchdogs.remove(watchdog)
+
+
+class Turn:
+    """A lock file that one process holds at a time, while any of its threads needs it.
+
+    `taken_over` is called each time the process has got the lock, before anything runs.
+    """
+
+    def __init__(self, path: Path, taken_over: Callable[[], None]) -> None:
+        self.path, self.taken_over = path, taken_over
+        self._guard, self._file, self._threads = threading.Lock(), -1, 0
+
+    @contextmanager
+    def taken(self, show: Callable[[str, bool], None]) -> Iterator[int]:
+        """Hold the lock; gives the file descriptor. `show(line, False)` is called if another process has it."""
+        with self._guard:
+            if self._threads == 0:
+                self._file = self._lock(show)
+            self._threads += 1
+        try:
+            yield self._file
+        finally:
+            with self._guard:
+                self._threads -= 1
+                if self._threads == 0:
+                    os.close(self._file)
+
+    def _lock(self, show: Callable[[str, bool], None]) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                show("another run is active in this folder: waiting for it to end", False)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self.taken_over()
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
 
 def run(
-    command: Sequence[str], show: Callable[[str, bool], None], lock: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    show: Callable[[str, bool], None],
+    environment: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
 ) -> int:
     """Run `command` to its end and return its exit code; `show(line, passing)` is called with each line of its output.
 
-    A passing line ends with a carriage return: the next line replaces it, as in progress bars. One command at a time runs under
-    one `lock` file; others wait. If this process is killed, the watchdog keeps the lock until the command has ended.
+    A passing line ends with a carriage return: the next line replaces it, as in progress bars. If this process is killed, the
+    watchdog keeps the file descriptors `keep_open` until the command has ended, and with them the locks.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            show("another run is active in this folder: waiting for it to end", False)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        with running(command, environment, [file.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            assert process.stdout
-            for line in io.TextIOWrapper(process.stdout, errors="replace", newline=""):
-                show(line.rstrip("\r\n"), line.endswith("\r"))
-            return process.wait()
+    with running(command, environment, keep_open, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout
+        for line in io.TextIOWrapper(process.stdout, errors="replace", newline=""):
+            show(line.rstrip("\r\n"), line.endswith("\r"))
+        return process.wait()

@@ -12,7 +12,7 @@ import h5py
 from tqdm import tqdm
 
 from tap.data.catalog import DatasetInfo
-from tap.files import read_json, sha256, write_json
+from tap.files import locked, read_json, sha256, write_json
 
 TIMEOUT = 30  # seconds without a response
 CHUNK = 1 << 20  # bytes
@@ -57,11 +57,12 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
     except OSError as error:
         raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
-    locked = read_json(lock) if lock.exists() else {}
-    if info.id not in locked:
-        locked[info.id] = {"url": info.url, "sha256": digest, "bytes": file.stat().st_size}
-        write_json(lock, dict(sorted(locked.items())))
-    expected = locked[info.id]["sha256"]
+    with locked(lock.parent):  # other processes record other datasets' files
+        entries = read_json(lock) if lock.exists() else {}
+        if info.id not in entries:
+            entries[info.id] = {"url": info.url, "sha256": digest, "bytes": file.stat().st_size}
+            write_json(lock, dict(sorted(entries.items())))
+    expected = entries[info.id]["sha256"]
     if digest != expected:
         raise ValueError(
             f"{info.id}: the file from {info.url} has SHA-256 {digest}, but {lock} expects {expected}: {remedy}; "

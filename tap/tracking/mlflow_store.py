@@ -3,8 +3,6 @@
 In an outage of the tracking server a delivery raises what MLflow raises, and the next attempt continues where it failed.
 """
 
-import fcntl
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from tap.files import locked
 from tap.tracking.outbox import Record
 
 EXPERIMENT = "tap"
@@ -33,14 +32,10 @@ def connect(tracking_uri: str) -> MlflowClient:
         experiment(client)
         return client
     # Two processes that create the tables of one new file at the same time both fail.
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(file.parent):
         client = MlflowClient(tracking_uri)
         experiment(client, artifacts=(file.parent / "mlartifacts").as_uri())
         return client
-    finally:
-        os.close(folder)
 
 
 def experiment(client: MlflowClient, artifacts: str | None = None) -> Experiment:

@@ -36,9 +36,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
-    """`tap run --dataset a --seed 0 --no-promote` in another process, at the moment when its second stage sleeps."""
-    (project / "sleep").write_text("train_vqvae@a-0")
-    code = "from pipelines.orchestration import flow; flow.run(['a'], [0], promote=False)"
+    """`tap run --dataset a --no-promote --jobs 2` in another process, at the moment when two of its stages sleep."""
+    (project / "sleep").write_text("train_vqvae@a-0 train_vqvae@a-1")
+    code = "from pipelines.orchestration import flow; flow.run(['a'], None, promote=False, jobs=2)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api_url} if api_url else {})
     # A shell's background job, as these tests may be, ignores SIGINT, and so would all that it starts.
@@ -46,8 +46,14 @@ def start(project: Path, api_url: str | None) -> subprocess.Popen[bytes]:
     running = subprocess.Popen(
         [sys.executable, "-c", code], cwd=project, env=environment, stderr=subprocess.PIPE, start_new_session=True
     )
-    wait_until((project / "pid").exists, 120)
+    wait_until(lambda: len(sleeping(project)) == 2, 120)
     return running
+
+
+def sleeping(project: Path) -> dict[int, str]:
+    """The sleeping stages' process ids, and the number of threads that each may use."""
+    pids = project / "pids"
+    return {int(pid): threads for pid, threads in map(str.split, pids.read_text().splitlines())} if pids.exists() else {}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -65,7 +71,7 @@ def test_instances_run_after_what_they_build_on(project: Path) -> None:
     every = repro.instances(None, None)
     assert len(every) == len(set(every)) == 2 * (1 + 2 * 7 + 1) + 2  # diagnose is for the first seed only
     assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
-    assert Instance("evaluate", "a", 0).builds_on(Instance("fetch", "a"))
+    assert Instance("train_vqvae", "a", 0).builds_on(Instance("fetch", "a"))
     assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))
 
 
@@ -79,7 +85,7 @@ def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
 def test_flow_runs_what_is_stale_and_shows_its_output(
     project: Path, prefect_server: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flow.run(["a"], [0], promote=False)
+    flow.run(["a"], [0], promote=False, jobs=1)
     assert ran(project) == CHAIN
     lines = [record.message for record in caplog.records]
     assert "this is train_prior@a-0" in lines and "100%" in lines
@@ -104,7 +110,7 @@ def test_flow_runs_what_is_stale_and_shows_its_output(
 
     (project / "fail").write_text("train_prior@a-1")
     with pytest.raises(ValueError, match=r"stage train_prior@a-1 failed.*dvc repro --single-item train_prior@a-1"):
-        flow.run(["a"], None, promote=False)
+        flow.run(["a"], None, promote=False, jobs=1)
     assert ran(project) == ["train_vqvae@a-1", "train_prior@a-1"]
     assert "no more memory" in [record.message for record in caplog.records]
 
@@ -113,29 +119,49 @@ def test_flow_runs_what_is_stale_and_shows_its_output(
     assert {str(instance) for instance in repro.stale(chosen)} == set(CHAIN[2:])
 
 
-def test_ctrl_c_ends_the_flow_and_its_stage(project: Path) -> None:
+def test_stages_run_together_once_what_they_build_on_is_done(project: Path, prefect_server: None) -> None:
+    flow.run(["a"], None, promote=False, jobs=3)
+    order, every = ran(project), repro.instances(["a"], None)
+    assert sorted(order) == sorted(map(str, every))
+    for instance in every:
+        earlier = [order.index(str(other)) for other in every if instance.builds_on(other)]
+        assert all(place < order.index(str(instance)) for place in earlier)
+    assert {f"train_vqvae@a-{seed}" for seed in (0, 1)} < set(
+        order[:5]
+    )  # both seeds of the first dataset before their other stages
+
+
+def test_after_a_failure_what_runs_ends_and_nothing_starts(project: Path, prefect_server: None) -> None:
+    (project / "fail").write_text("fetch@a")
+    with pytest.raises(ValueError, match=r"stage fetch@a failed"):
+        flow.run(None, None, promote=False, jobs=2)
+    assert set(ran(project)) <= {"params", "fetch@a", "fetch@b-c"}
+
+
+def test_ctrl_c_ends_the_flow_and_its_stages(project: Path) -> None:
     running = start(project, None)
     family = psutil.Process(running.pid).children(recursive=True)
+    assert set(sleeping(project).values()) == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server as well
     _, errors = running.communicate(timeout=60)
     assert b"KeyboardInterrupt" in errors and b"Finished in state Crashed" in errors
     wait_until(lambda: all(map(gone, family)), 5)
 
 
-def test_sigterm_ends_the_flow_and_its_stage(project: Path, prefect_server: None) -> None:
+def test_sigterm_ends_the_flow_and_its_stages(project: Path, prefect_server: None) -> None:
     running = start(project, PREFECT_API_URL.value())
-    stage = psutil.Process(int((project / "pid").read_text()))
+    stages = [psutil.Process(pid) for pid in sleeping(project)]
     running.terminate()
     _, errors = running.communicate(timeout=60)
     assert running.returncode == -signal.SIGTERM and b"Finished in state Crashed" in errors
-    assert gone(stage)
+    assert all(map(gone, stages))
 
 
 def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
     running = start(project, None)
     family = psutil.Process(running.pid).children(recursive=True)
     names = [" ".join(member.cmdline()) for member in family]
-    assert any("uvicorn" in name for name in names) and any("stage.py train_vqvae" in name for name in names)
+    assert any("uvicorn" in name for name in names) and sum("stage.py train_vqvae" in name for name in names) >= 2
     running.kill()
     running.communicate()
     (project / "sleep").unlink()
@@ -146,27 +172,38 @@ def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
     wait_until(lambda: all(map(gone, family)), 30)
 
 
-def test_process_runs_one_command_at_a_time(tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_its_turn(tmp_path: Path) -> None:
     lines: list[tuple[str, bool]] = []
 
     def show(line: str, passing: bool) -> None:
         lines.append((line, passing))
-        if line == "locked":
+        if line == "begun":
             other.append(subprocess.Popen([sys.executable, "-c", second], cwd=ROOT, stdout=subprocess.PIPE))
             time.sleep(1)
 
+    def taken_over() -> None:
+        lines.append(("taken over", False))
+
     other: list[subprocess.Popen[bytes]] = []
-    lock = tmp_path / "lock"
-    second = f"from pipelines.orchestration.process import run, Path; run(['echo', 'second'], print, Path({str(lock)!r}))"
-    command = r"echo locked; printf '1%%\r2%%\r'; printf '3%%\n' >&2; sleep 1; exit 3"
-    assert process.run(["sh", "-c", command], show, lock) == 3
-    assert lines == [("locked", False), ("1%", True), ("2%", True), ("3%", False)]
+    turn = process.Turn(tmp_path / "lock", taken_over)
+    second = f"""
+from pathlib import Path
+from pipelines.orchestration.process import Turn
+with Turn(Path({str(turn.path)!r}), lambda: None).taken(print):
+    print('second')
+"""
+    command = r"echo begun; printf '1%%\r2%%\r'; printf '3%%\n' >&2; sleep 1; exit 3"
+    with turn.taken(show), turn.taken(show) as lock:
+        assert process.run(["sh", "-c", command], show, keep_open=[lock]) == 3
+    assert lines == [("taken over", False), ("begun", False), ("1%", True), ("2%", True), ("3%", False)]
     output = other[0].communicate(timeout=10)[0].decode().splitlines()
-    assert output == ["another run is active in this folder: waiting for it to end False", "second False"]
+    assert output == ["another run is active in this folder: waiting for it to end False", "second"]
+    with turn.taken(show):
+        assert lines[-1] == ("taken over", False)
 
 
-def test_a_command_sees_the_variables_that_it_is_given(tmp_path: Path) -> None:
+def test_a_command_sees_the_variables_that_it_is_given() -> None:
     lines: list[str] = []
     command = ["sh", "-c", "echo gpus $CUDA_VISIBLE_DEVICES"]
-    process.run(command, lambda line, _: lines.append(line), tmp_path / "lock", {"CUDA_VISIBLE_DEVICES": "0,3"})
+    process.run(command, lambda line, _: lines.append(line), {"CUDA_VISIBLE_DEVICES": "0,3"})
     assert lines == ["gpus 0,3"]

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,20 @@ def test_a_download_appears_whole_and_is_locked(server: Server, place: Place) ->
     assert read_json(place.lock) == {"hopper-medium-v2": entry}
     assert place.obtain() == path
     assert len(server.asked) == 1
+
+
+def test_downloads_at_the_same_time_are_all_recorded(server: Server, place: Place) -> None:
+    ids = [f"{robot}-{data}-v2" for robot in ("hopper", "walker2d", "halfcheetah") for data in ("medium", "expert", "random")]
+    for name in ids:
+        place.shared.mkdir(exist_ok=True)
+        (place.shared / f"{name}.hdf5").write_bytes(server.content)
+
+    def obtain_one(name: str) -> None:
+        obtain(replace(known_datasets()[name], url=f"http://host/{name}.hdf5"), place.shared, place.lock)
+
+    with ThreadPoolExecutor(len(ids)) as pool:
+        list(pool.map(obtain_one, ids))
+    assert set(read_json(place.lock)) == set(ids)
 
 
 def test_a_download_goes_on_where_it_was_interrupted(server: Server, place: Place) -> None:

@@ -17,6 +17,8 @@ import yaml
 from conftest import ROOT, run, tiny_tree
 from dvc.repo import Repo
 
+from pipelines.orchestration.dvc import instances
+
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text().replace("${item.method}", "bc"))["stages"]
@@ -83,6 +85,16 @@ def first_stale(project: Path) -> set[str]:
         graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)  # edges lead to what a stage reads
         first = {name for name in stale if not stale & networkx.descendants(graph, name)}
         return {name.rpartition(":")[2] for name in first}  # without the path of dvc.yaml
+
+
+def test_the_flow_knows_what_dvc_knows_about_the_order(project: Path) -> None:
+    with chdir(project), Repo() as repo:
+        of_dvc = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing.rpartition(":")[2])
+        every = instances(None, None)
+    assert set(of_dvc) == set(map(str, every))
+    of_dvc.remove_node("params")
+    of_flow = networkx.DiGraph((str(each), str(other)) for each in every for other in every if each.builds_on(other))
+    assert set(networkx.transitive_closure(of_flow).edges) == set(networkx.transitive_closure(of_dvc).edges)
 
 
 def edit_params(project: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -202,11 +202,12 @@ class PlannerParams(Section):
     likelihood_threshold: Probability  # beta
     partial_threshold: bool  # a partial plan of m codes is penalised below beta^m, not below beta^M
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
+    likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
 
     @property
     def averages(self) -> bool:
-        """Whether a plan is a mean over first codes, which the other params but `temperature` do not concern."""
+        """Whether a plan is a mean over first codes, which only the last two params concern."""
         return self.search in ("critic_weighted", "prior_mean")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tap.data.episodes import Selection
 
 BISECTIONS = 60  # of the temperature, on a logarithmic scale
+LEAST_SPREAD = 0.5  # the temperature's least value, in standard deviations of the returns
 
 
 class WindowSampler:
@@ -42,7 +43,8 @@ def by_return(training: Selection, effective_share: float) -> WindowSampler:
     """A sampler that draws an episode's windows in proportion to exp(return / alpha) (Hong et al. 2023, ICLR).
 
     alpha is such that Kish's effective sample size, (sum w)^2 / sum w^2 over windows, is `effective_share` of all windows, or
-    as near as the episodes allow. So it needs no unit of return.
+    as near as the episodes allow. So it needs no unit of return. But it is at least LEAST_SPREAD standard deviations of the
+    returns: where more episodes than the share are about equally good, all of them are used.
     """
     lengths_E = training.lengths
     if effective_share == 1 or len(lengths_E) < 2:
@@ -56,10 +58,11 @@ def return_weights(returns_E: np.ndarray, lengths_E: np.ndarray, effective_share
     spread = float(-gaps_E.min())
     if spread == 0:
         return np.ones(len(gaps_E))
-    low, high = np.log(1e-4 * spread), np.log(1e4 * spread)  # of ln(alpha); the effective size grows with alpha
+    # Of ln(alpha); the effective size grows with alpha.
+    low, high = np.log(LEAST_SPREAD * returns_E.std()), np.log(1e4 * spread)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         weights_E = np.exp(gaps_E / np.exp(middle))
         effective = (weights_E * lengths_E).sum() ** 2 / (weights_E**2 * lengths_E).sum()
         low, high = (low, middle) if effective > effective_share * lengths_E.sum() else (middle, high)
-    return np.asarray(np.exp(gaps_E / np.exp(high)))
+    return np.asarray(np.exp(gaps_E / np.exp(low)))

@@ -5,7 +5,7 @@ Shapes: N rows of all episodes, B batch, T window steps, O observation, A action
     transition x_t = (s_t, a_t, r_t, R_t), X = O + A + 2        token = (x_t, end flag), F = X + 1
 
     row of the episode   t   t+1  ...  last   -     -
-    window               x_t x_t+1 ... x_last pad   pad
+    window               x_t x_t+1 ... x_last 0     0         padding: the mean transition, which is normalised to 0
     end flag             0   0         0      1     1
     valid                yes yes       yes    no    no
 """
@@ -27,6 +27,7 @@ from tap.settings import WindowParams
 # How far the support of the training data reaches beyond its range, as a share of the range's width. Of held-out episodes of
 # Hopper and pen 0.01 to 0.3 % of rows lie beyond the range itself, and 0.01 % or less beyond this.
 MARGIN = 0.1
+NEGLIGIBLE = 1e-12  # a simulator's rounding, in whatever unit
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,12 @@ class Normalizer:
 
     @classmethod
     def fit(cls, chunks: Iterable[np.ndarray]) -> Self:
-        """Statistics of transitions that come in `chunks`, each (N, X). The std of a constant dimension is 1: its raw unit."""
+        """Statistics of transitions that come in `chunks`, each (N, X). The std of a constant dimension is 1: its raw unit.
+
+        A dimension counts as constant if it varies by no more than float32's rounding, or than NEGLIGIBLE.
+        """
         mean, std, low, high = moments(chunks)
-        constant = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
+        constant = std <= np.maximum(NEGLIGIBLE, np.finfo(np.float32).eps * np.maximum(np.abs(low), np.abs(high)))
         return cls(mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32), low, high)
 
     @classmethod
@@ -233,7 +237,6 @@ class Windows:
             raw_NX = torch.from_numpy(transitions(part, params)).to(device)
             self.transitions_NX[first : first + len(raw_NX)] = normalizer.normalize(raw_NX)
             first += len(raw_NX)
-        self.padding_X = normalizer.normalize(torch.zeros(dim, device=device))
         self.ends_E = torch.from_numpy(ends_E).to(device)
         self.steps_T = torch.arange(params.length, device=device)
 
@@ -250,7 +253,7 @@ class Windows:
         ends_B = self.ends_E[self.episodes_of(starts_B)]
         valid_BT = rows_BT < ends_B[:, None]
         inside_BTX = self.transitions_NX[rows_BT.clamp(max=len(self) - 1)]
-        tokens_BTX = torch.where(valid_BT[..., None], inside_BTX, self.padding_X)
+        tokens_BTX = torch.where(valid_BT[..., None], inside_BTX, 0.0)
         return torch.cat([tokens_BTX, (~valid_BT)[..., None].to(tokens_BTX.dtype)], dim=-1), valid_BT
 
 

@@ -50,7 +50,8 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor, *, held_out: bool)
 def _at_states(policy: Policy, state_BO: Tensor, action_BA: Tensor, code_B: Tensor) -> tuple[Tensor, ...]:
     """At each state: squared errors of the own code's action, the mean and a drawn code's; value, advantage and gain."""
     layout, B = policy.vqvae.layout, len(state_BO)
-    scored = policy.planner.score_codes(state_BO)
+    scored = policy.planner.score_codes(state_BO, policy.vqvae.params.codebook.size)
+    own_B1 = (scored.codes_RM.view(B, -1) == code_B[:, None]).long().argmax(dim=1, keepdim=True)
     probability_BK = scored.log_probability_R.view(B, -1).exp()
     decoded_BKA = scored.steps.transitions_BTX[:, 0, layout.action].view(B, -1, layout.action_dim)
     error_BK = (decoded_BKA - action_BA[:, None]).square().sum(dim=-1)
@@ -59,11 +60,11 @@ def _at_states(policy: Policy, state_BO: Tensor, action_BA: Tensor, code_B: Tens
     value_B = (probability_BK * return_BK).sum(dim=1)
     weights_BK = (scored.score_R.view(B, -1) / policy.planner.temperature).softmax(dim=1)
     return (
-        error_BK.gather(1, code_B[:, None])[:, 0],
+        error_BK.gather(1, own_B1)[:, 0],
         (mean_BA - action_BA).square().sum(dim=-1),
         (probability_BK * error_BK).sum(dim=1),
         value_B,
-        return_BK.gather(1, code_B[:, None])[:, 0] - value_B,
+        return_BK.gather(1, own_B1)[:, 0] - value_B,
         (weights_BK * return_BK).sum(dim=1) - value_B,
     )
 

@@ -3,7 +3,7 @@
 An addition to the paper, in which plans are valued by the decoded rewards and returns-to-go. The critic is fitted to the return
 that followed each state and code in the data, so that it values a code alone, without a plan to the horizon.
 
-Shapes: B batch, N states, G ensemble members, K codebook size, D code dimension, O observation, E episodes.
+Shapes: B batch, N states, C codes at each, G ensemble members, K codebook size, D code dimension, O observation, E episodes.
 """
 
 from itertools import pairwise
@@ -49,14 +49,15 @@ class Critic(nn.Module):
             x = torch.baddbmm(bias.view(members, 1, -1), x if layer == 0 else x.relu(), weight)
         return x[..., 0].float()
 
-    def values(self, observation_NO: Tensor) -> Tensor:
-        """The ensemble's mean for all K codes at each state: (N, K)."""
-        K = len(self.codes_KD)
-        codes_K = torch.arange(K, device=observation_NO.device)
+    def values(self, observation_NO: Tensor, codes_NC: Tensor) -> Tensor:
+        """The ensemble's mean for C codes at each state: (N, C)."""
+        C = codes_NC.shape[1]
         parts = []
-        for states_BO in observation_NO.split(max(1, VALUED_AT_ONCE // K)):  # type: ignore[no-untyped-call]
-            values_GR = self(states_BO.repeat_interleave(K, dim=0), codes_K.repeat(len(states_BO)))
-            parts.append(values_GR.mean(dim=0).view(-1, K))
+        step = max(1, VALUED_AT_ONCE // C)
+        for first in range(0, len(codes_NC), step):
+            rows = slice(first, first + step)
+            values_GR = self(observation_NO[rows].repeat_interleave(C, dim=0), codes_NC[rows].flatten())
+            parts.append(values_GR.mean(dim=0).view(-1, C))
         return torch.cat(parts)
 
     def loss(self, observation_BO: Tensor, codes_B: Tensor, return_B: Tensor, seen_GB: Tensor) -> dict[str, Tensor]:

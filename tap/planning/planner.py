@@ -1,6 +1,6 @@
 """Planning: search over codes for the plan of highest predicted return that is likely under the prior (paper, section 3.3).
 
-Or no search but a mean: of the plans of all single codes, weighted by the prior and a critic (`score_codes` and `average`).
+Or no search but a mean: of the plans of the likeliest single codes, weighted by the prior and a critic (`score_codes` and `average`).
 
 Uses the models only through `VQVAE.decode`, the prior's log probabilities and the critic's values. Plans for any number of
 states at once: each state has its own random generator, so its plan does not depend on the others.
@@ -116,7 +116,7 @@ class Candidates:
 
 
 class Planner:
-    """Plans with the models of one policy: by beam search, by sampling, or as the mean over all single codes.
+    """Plans with the models of one policy: by beam search, by sampling, or as the mean over single codes.
 
     Raises ValueError if the search needs a critic and there is none.
     """
@@ -228,24 +228,24 @@ class Planner:
         return_R, score_R = self.objective(steps, plans.log_probability_R, self.num_codes)
         return Candidates(codes_RM, steps, plans.log_probability_R, return_R, score_R)
 
-    def score_codes(self, state_NO: Tensor) -> Candidates:
-        """All plans of a single code, C = K, for `average`.
+    def score_codes(self, state_NO: Tensor, count: int) -> Candidates:
+        """All plans of a single code, of the C = `count` codes that are likeliest at each state, for `average`.
 
         critic_weighted: plan k has the critic's value Q_k of its code as predicted return, and the score Q_k + tau ln p_k, p
         being the prior and tau the params' temperature times the critic's held-out error: values that differ by much less than
         the critic errs hardly change the prior. prior_mean, its limit for large tau, needs no critic: plan k has the decoder's
         predicted return, and the score ln p_k.
         """
-        N, K, layout = len(state_NO), self.vqvae.params.codebook.size, self.vqvae.layout
+        layout = self.vqvae.layout
         log_probs_N1K, _ = self.prior(self._empty_plans(state_NO).tokens_RM, state_NO)
-        log_probability_R = log_probs_N1K.flatten()
-        codes_R1 = torch.arange(K, device=state_NO.device).repeat(N)[:, None]
-        steps, _ = self.vqvae.decode(codes_R1, state_NO.repeat_interleave(K, dim=0))
+        log_probability_NC, codes_NC = log_probs_N1K[:, 0].topk(count)
+        log_probability_R, codes_R1 = log_probability_NC.flatten(), codes_NC.reshape(-1, 1)
+        steps, _ = self.vqvae.decode(codes_R1, state_NO.repeat_interleave(count, dim=0))
         if self.critic is None or self.params.search == "prior_mean":
             return_R, _ = self.objective(steps, log_probability_R, num_codes=1)
             return Candidates(codes_R1, steps, log_probability_R, return_R, log_probability_R)
         column = slice(layout.return_to_go, layout.return_to_go + 1)
-        return_R = self.normalizer.denormalize(self.critic.values(state_NO)[..., None], column).flatten()
+        return_R = self.normalizer.denormalize(self.critic.values(state_NO, codes_NC)[..., None], column).flatten()
         return Candidates(codes_R1, steps, log_probability_R, return_R, return_R + self.temperature * log_probability_R)
 
     def average(self, scored: Candidates, states: int) -> Candidates:
@@ -314,7 +314,8 @@ class Planner:
         N, layout = len(observations_NO), self.vqvae.layout
         state_NO = self.normalizer.normalize(observations_NO, layout.observation)
         if self.params.averages:
-            found = self.average(self.score_codes(state_NO), N) if best else self.score_codes(state_NO)
+            scored = self.score_codes(state_NO, min(self.params.likeliest_codes, self.vqvae.params.codebook.size))
+            found = self.average(scored, N) if best else scored
         else:
             search = self.beam_search if self.params.search == "beam" else self.sample_plans
             found = search(state_NO, noise)

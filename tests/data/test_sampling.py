@@ -23,7 +23,7 @@ def test_equal_weights_are_a_plain_uniform_sample() -> None:
 def test_the_effective_sample_is_the_wanted_share_in_any_unit_of_return(scale: float) -> None:
     rng = np.random.default_rng(0)
     returns, lengths = scale * rng.normal(size=200) - 5 * scale, rng.integers(1, 100, 200)
-    for share in (0.9, 0.25, 0.05):
+    for share in (0.9, 0.5, 0.25):
         weights = return_weights(returns, lengths, share)
         per_window = np.repeat(weights, lengths)
         assert per_window.sum() ** 2 / np.square(per_window).sum() == pytest.approx(share * lengths.sum(), rel=1e-3)
@@ -39,6 +39,14 @@ def test_two_returns_by_hand() -> None:
     weights = return_weights(np.array([0.0, 1.0, 0.0, 0.0]), np.full(4, 10), 0.5)
     other = 2 / 3**0.5 - 1
     np.testing.assert_allclose(weights, [other, 1, other, other], rtol=1e-6)
+
+
+def test_episodes_that_are_about_equally_good_are_drawn_about_alike() -> None:
+    # Half of the episodes return 0, half 99 to 101: a tenth of them would be a choice among equals.
+    returns = np.concatenate([np.zeros(50), np.linspace(99, 101, 50)])
+    weights = return_weights(returns, np.full(100, 10), 0.1)
+    np.testing.assert_allclose(weights, np.exp((returns - 101) / (0.5 * returns.std())), rtol=1e-6)
+    assert weights[50] > 0.9 and weights[0] < 0.02
 
 
 def test_equal_returns_and_a_single_episode_are_drawn_alike() -> None:

@@ -56,7 +56,7 @@ def test_windows_equal_a_plain_loop_over_every_start() -> None:
         end = next(int(e) for e in episodes.offsets[1:] if e > start)
         for step in range(PARAMS.length):
             inside = start + step < end
-            content = raw[start + step] if inside else np.zeros(raw.shape[1])
+            content = raw[start + step] if inside else normalizer.mean
             np.testing.assert_allclose(
                 tokens[start, step, :-1], (content - normalizer.mean) / normalizer.std, rtol=1e-5, atol=1e-6
             )
@@ -111,6 +111,21 @@ def test_scale_and_shift_of_rewards_do_not_change_normalised_rewards(scale: floa
     back = stored.denormalize(normal[1]).numpy()
     np.testing.assert_allclose(back[:, 3], rewards, rtol=1e-4, atol=1e-4 * scale)
     np.testing.assert_allclose(back[:, 4], returns_to_go(rewards, changed.offsets, 0.9), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(4.5e6, 64.0), (-(2.0**20), 8.0), (0.0, 1e-7), (3e-3, 1e-7)])
+def test_windows_do_not_depend_on_where_zero_is_or_on_the_unit(shift: float, scale: float) -> None:
+    """UTM metres, or a tiny unit: the same tokens, padding included, as of centred observations."""
+    episodes = random_episodes([5, 3, 7], observation_dim=2, action_dim=1)
+    observations = (scale * episodes.observations.astype(np.float64) + shift).astype(np.float32)
+    centred = ((observations.astype(np.float64) - shift) / scale).astype(np.float32)  # with the same rounding
+    tokens = []
+    for values in (observations, centred):
+        moved = Episodes(values, episodes.actions, episodes.rewards, episodes.terminals, episodes.offsets)
+        windows = Windows(moved, PARAMS, fit_normalizer(moved, PARAMS), torch.device("cpu"))
+        tokens.append(windows.gather(torch.arange(len(windows)))[0])
+    torch.testing.assert_close(*tokens, rtol=0.01, atol=0.02)
+    assert tokens[0][..., :-1].abs().max() < 5
 
 
 def test_antmaze_trains_on_raw_values() -> None:

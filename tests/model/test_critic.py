@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tap.model.critic
 from tap.model.critic import Critic, load_critic, sample_episodes, save_critic
 from tap.planning.policy import Policy
 from tap.settings import Params
@@ -47,10 +48,18 @@ def test_each_member_is_an_mlp_of_state_and_code_vector(critic: Critic, tiny_pol
     np.testing.assert_allclose(critic(observations, codes).detach(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_values_are_the_members_mean_for_every_code(critic: Critic, tiny_policy: Policy) -> None:
-    observations, _, _ = batch(3)
-    expected = [[np.mean(by_hand(critic, tiny_policy, o, code)) for code in range(8)] for o in observations]
-    np.testing.assert_allclose(critic.values(observations).detach(), expected, rtol=1e-4, atol=1e-5)
+def test_values_are_the_members_mean_for_each_states_codes(
+    critic: Critic, tiny_policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observations, _, _ = batch(5)
+    codes = torch.randint(8, (5, 3), generator=torch.Generator().manual_seed(1))
+    expected = [
+        [np.mean(by_hand(critic, tiny_policy, o, int(code))) for code in row]
+        for o, row in zip(observations, codes, strict=True)
+    ]
+    for at_once in (512, 6, 1):  # all in one part, two states at a time, one
+        monkeypatch.setattr(tap.model.critic, "VALUED_AT_ONCE", at_once)
+        np.testing.assert_allclose(critic.values(observations, codes).detach(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_by_hand(critic: Critic, tiny_policy: Policy) -> None:
@@ -100,7 +109,7 @@ def test_a_known_value_is_learned(critic: Critic) -> None:
         optimizer.step()
     observations = torch.randn(200, 11, generator=generator)
     observations[:, 0] = torch.where(observations[:, 0] < 0, -1.0, 1.0)
-    error = critic.values(observations) - table_K * observations[:, :1].sign()
+    error = critic.values(observations, torch.arange(8).expand(len(observations), 8)) - table_K * observations[:, :1].sign()
     assert error.square().mean().sqrt().item() < 0.2  # a constant errs by 0.65
 
 
@@ -109,7 +118,8 @@ def test_a_saved_critic_is_the_same(critic: Critic, tiny_policy: Policy, tmp_pat
     save_critic(tmp_path, critic)
     loaded = load_critic(tmp_path, tiny_policy.vqvae, torch.device("cpu"))
     observations, _, _ = batch(3)
-    torch.testing.assert_close(loaded.values(observations), critic.values(observations), rtol=0, atol=0)
+    codes = torch.arange(8).expand(len(observations), 8)
+    torch.testing.assert_close(loaded.values(observations, codes), critic.values(observations, codes), rtol=0, atol=0)
     assert loaded.held_out_error == 12.5 and loaded.params == critic.params and not loaded.training
     with pytest.raises(ValueError, match=r"critic\.json does not exist: train first"):
         load_critic(tmp_path / "none", tiny_policy.vqvae, torch.device("cpu"))

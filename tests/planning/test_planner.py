@@ -277,14 +277,23 @@ def test_no_other_weights_have_a_higher_objective(tiny_policy: Policy, tiny_para
             assert weights @ values - tau * weights @ (np.log(weights) - log_prior) <= best.score[0] + 1e-4
 
 
-def test_candidates_of_a_mean_are_all_codes(tiny_policy: Policy, tiny_params: Params) -> None:
+def test_candidates_of_a_mean_are_all_codes_or_the_likeliest(tiny_policy: Policy, tiny_params: Params) -> None:
     policy = with_critic(tiny_policy, tiny_params.train_critic)
     observations = np.random.default_rng(3).normal(size=(2, 11)).astype(np.float32)
     every, mean = policy.candidates(observations, generators(0, 1)), policy.plan(observations, generators(0, 1))
-    assert every.actions.shape == (2, 8, 3, 3) and every.codes[..., 0].tolist() == [list(range(8))] * 2
+    assert every.actions.shape == (2, 8, 3, 3) and np.sort(every.codes[..., 0]).tolist() == [list(range(8))] * 2
     np.testing.assert_allclose(np.exp(every.log_probability).sum(axis=1), 1, rtol=1e-5)
+    assert (np.diff(every.log_probability) <= 0).all()
+    policy = with_critic(tiny_policy, tiny_params.train_critic, likeliest_codes=3)
+    few, mean_of_few = policy.candidates(observations, generators(0, 1)), policy.plan(observations, generators(0, 1))
+    for name in ("codes", "log_probability", "score"):
+        np.testing.assert_allclose(getattr(few, name), getattr(every, name)[:, :3], rtol=1e-5)
+    weights = np.exp((few.score - few.score.max(axis=1, keepdims=True)) / (0.5 * 0.8))
+    for n in range(2):
+        expected = np.average(every.actions[n, :3], axis=0, weights=weights[n])
+        np.testing.assert_allclose(mean_of_few.actions[n], expected, rtol=1e-4, atol=1e-5)
     for n, c in enumerate(every.score.argmax(axis=1)):
-        assert mean.codes[n, 0] == c and mean.log_probability[n] == every.log_probability[n, c]
+        assert mean.codes[n, 0] == every.codes[n, c, 0] and mean.log_probability[n] == every.log_probability[n, c]
 
 
 def test_a_high_temperature_is_the_priors_mean(tiny_policy: Policy, tiny_params: Params) -> None:
@@ -303,12 +312,12 @@ def test_a_code_of_high_value_is_executed_and_one_of_low_value_is_not(tiny_polic
     observation = np.random.default_rng(5).normal(size=(1, 11)).astype(np.float32)
     every = policy.candidates(observation, generators(0))
     assert policy.critic is not None
-    for code in range(8):
-        policy.critic.values = lambda state, code=code: 50.0 * (torch.arange(8) == code).expand(len(state), 8)  # type: ignore[method-assign, misc]
+    for place, code in enumerate(every.codes[0, :, 0]):
+        policy.critic.values = lambda state, codes, code=code: 50.0 * (codes == code)  # type: ignore[method-assign, misc]
         found = policy.plan(observation, generators(0))
-        np.testing.assert_allclose(found.actions[0], every.actions[0, code], rtol=1e-4, atol=1e-5)
-        policy.critic.values = lambda state, code=code: -50.0 * (torch.arange(8) == code).expand(len(state), 8)  # type: ignore[method-assign, misc]
-        others = np.exp(every.log_probability[0]) * (np.arange(8) != code)
+        np.testing.assert_allclose(found.actions[0], every.actions[0, place], rtol=1e-4, atol=1e-5)
+        policy.critic.values = lambda state, codes, code=code: -50.0 * (codes == code)  # type: ignore[method-assign, misc]
+        others = np.exp(every.log_probability[0]) * (np.arange(8) != place)
         without = np.einsum("k,kha->ha", others / others.sum(), every.actions[0])
         np.testing.assert_allclose(policy.plan(observation, generators(0)).actions[0], without, rtol=1e-3, atol=1e-4)
 

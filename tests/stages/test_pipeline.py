@@ -138,7 +138,7 @@ def test_the_critics_error_is_that_of_its_values_on_held_out_episodes(reproduced
         tokens, _ = windows.gather(torch.arange(len(windows)))  # whole windows, of which the stage encodes the beginning
         codes, layout = policy.vqvae.encode(tokens)[:, 0], policy.vqvae.layout
         with torch.no_grad():
-            values = policy.critic.values(tokens[:, 0, layout.observation])[torch.arange(len(codes)), codes]
+            values = policy.critic.values(tokens[:, 0, layout.observation], codes[:, None].long())[:, 0]
         rewards = episodes.rewards[episodes.offsets[episode] : episodes.offsets[episode + 1]].astype(float)
         returns = [sum(0.99**i * reward for i, reward in enumerate(rewards[t:])) for t in range(len(rewards))]
         std, mean = (array[layout.return_to_go] for array in (policy.normalizer.std, policy.normalizer.mean))

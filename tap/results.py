@@ -142,7 +142,9 @@ class ValidationReport(Record):
     unfinished_last_episode: bool
     constant_observation_dims: list[int]
     constant_action_dims: list[int]
-    actions_out_of_range: int
+    rounded_observation_dims: Absent[list[int]] = None  # of which float32 distinguishes few values
+    actions_out_of_range: int  # rows
+    action_bounds: str = "[-1, 1]"
     action_max_abs: float
     non_finite: dict[str, int]  # by column of the file
     return_histogram: Histogram

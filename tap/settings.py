@@ -54,10 +54,11 @@ class FetchParams(Section):
     path: Path | None = None  # source "file": an HDF5 file; without it, D4RL's cache folder is searched
     suite: Suite | None = None  # without it, that of `suite_of`
     environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment, if d4rl can be imported
+    environment_kwargs: dict[str, Any] | None = None  # arguments of its constructor
     max_episode_steps: PositiveInt | None = None
     reference_min_score: float | None = None
     reference_max_score: float | None = None
-    clip_actions: bool  # clip actions to [-1, 1] rather than keep them as recorded
+    clip_actions: bool  # clip actions to the environment's bounds, or [-1, 1] without one, rather than keep them as recorded
     max_jump: PositiveFloat | None  # a larger distance between neighbouring observations ends an episode
 
 
@@ -480,7 +481,8 @@ class Runtime(BaseSettings):
     DVC does not track it, so it must not determine results. The exception is the device: a GPU trains in bfloat16.
     """
 
-    model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
+    # A variable that is set but empty counts as unset.
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True, env_ignore_empty=True)
 
     device: str = Field("auto", validation_alias="TAP_DEVICE")
     checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")

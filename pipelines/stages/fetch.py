@@ -13,7 +13,7 @@ from tap.data.catalog import DatasetInfo
 from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
 from tap.data.validation import validate
-from tap.envs.make import make_environment
+from tap.envs.trial import check_environment
 from tap.results import ValidationReport
 from tap.settings import FetchParams, Runtime
 
@@ -45,31 +45,8 @@ def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
 def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     """A dataset's file, opened and checked against its environment. Raises ValueError."""
     source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
-    with open_recording(source, info, fetch) as recording:
-        check_environment(info, recording.table.observation_dim, recording.table.action_dim)
+    with open_recording(source, info, fetch, check_environment) as recording:
         yield recording
-
-
-def check_environment(info: DatasetInfo, observation_dim: int, action_dim: int) -> None:
-    """Raise ValueError if the environment for evaluation has other dimensions than the data, or cannot be made.
-
-    A dataset without an environment passes.
-    """
-    if info.environment is None:
-        return
-    environment = make_environment(info)
-    try:
-        for name, space, dim in (
-            ("observations", environment.observation_space, observation_dim),
-            ("actions", environment.action_space, action_dim),
-        ):
-            if space.shape != (dim,):
-                raise ValueError(
-                    f"{info.id}: {name} have {dim} dimensions in the data, but shape {space.shape} in {info.environment}: "
-                    f"correct datasets.{info.id}.fetch.environment in params.yaml, or use a file of that environment"
-                )
-    finally:
-        environment.close()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ import csv
 import difflib
 import importlib.metadata
 import importlib.util
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from tap.settings import FetchParams, Source, Suite, suite_of
 
@@ -27,6 +28,7 @@ class DatasetInfo:
     max_episode_steps: int
     reference_min_score: float | None  # D4RL's undiscounted return of a random policy
     reference_max_score: float | None  # and of an expert
+    environment_kwargs: Mapping[str, Any] = field(default_factory=dict)  # arguments of the environment's constructor
 
 
 @cache
@@ -111,7 +113,9 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
             f"{key}: no download address of {dataset} is known: get its HDF5 file, or collect one as docs/d4rl.md describes, "
             f"and set {key}.path to it"
         )
-    facts = ("suite", "environment", "max_episode_steps", "reference_min_score", "reference_max_score")
+    facts = (
+        *("suite", "environment", "environment_kwargs", "max_episode_steps", "reference_min_score", "reference_max_score"),
+    )
     overrides = {name: value for name in facts if (value := getattr(fetch, name)) is not None}
     path = info.path if source == "bundled" else fetch.path and fetch.path.expanduser()
     info = replace(info, source=source, path=path, **overrides)

@@ -1,6 +1,6 @@
 """A recording: a dataset's file, cut into episodes, in chunks that fit in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from tap.data.episodes import Episodes, save_episodes
 from tap.data.hdf5 import Table, open_table
 from tap.settings import FetchParams
 
+ActionBounds = tuple[np.ndarray, np.ndarray]  # least and greatest value of each dimension (A,)
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -23,6 +25,7 @@ class Recording:
     boundaries: Boundaries
     info: DatasetInfo
     fetch: FetchParams
+    action_bounds: ActionBounds
 
     def chunks(self) -> Iterator[Episodes]:
         """The episodes as recorded, in the file's order and whole in each chunk. Raises ValueError as `Table.read` does."""
@@ -40,19 +43,30 @@ class Recording:
             yield Episodes(observations, actions, rewards, terminals, offsets)
 
     def save(self, folder: Path) -> None:
-        """Write the episodes for `Episodes.load`, with actions clipped to [-1, 1] if `fetch.clip_actions` is set."""
+        """Write the episodes for `Episodes.load`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
         parts = self.chunks()
         if self.fetch.clip_actions:
-            parts = (replace(part, actions=part.actions.clip(-1, 1)) for part in parts)
+            parts = (replace(part, actions=part.actions.clip(*self.action_bounds)) for part in parts)
         save_episodes(folder, parts, self.boundaries.lengths)
 
 
 @contextmanager
-def open_recording(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
+def open_recording(
+    path: Path,
+    info: DatasetInfo,
+    fetch: FetchParams,
+    check: Callable[[DatasetInfo, int, int], ActionBounds | None] = lambda *_: None,
+) -> Iterator[Recording]:
     """Open an HDF5 file in D4RL's layout and find its episodes.
+
+    `check` gets the dimensions of observations and actions, raises ValueError if the environment does not fit them, and gives
+    its bounds of actions; without it, they are D4RL's [-1, 1].
 
     Raises ValueError on a file that cannot be read, lacks a key, has keys of different lengths or numbers that are not finite,
     or whose episode boundaries are not found.
     """
     with open_table(path, info) as table:
-        yield Recording(table, find_boundaries(table, info, fetch), info, fetch)
+        bounds = check(info, table.observation_dim, table.action_dim)
+        if bounds is None:
+            bounds = np.full(table.action_dim, -1.0, np.float32), np.full(table.action_dim, 1.0, np.float32)
+        yield Recording(table, find_boundaries(table, info, fetch), info, fetch, bounds)

@@ -3,19 +3,26 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import h5py
 import numpy as np
 
 from tap.data.catalog import DatasetInfo
+from tap.data.chunks import row_chunks
 from tap.data.episodes import Episodes
-from tap.data.recording import Recording
+from tap.data.hdf5 import Table
+from tap.data.recording import ActionBounds, Recording
 from tap.files import sha256
 from tap.results import ValidationReport
+
+LEAST_STEPS = 1000  # float32 values in the range of a dimension: with fewer, rounding is more than a thousandth of the range
+COMPARED = 10_000  # rows whose simulator state is compared with the observation
+LISTED = 10  # dimensions
 
 
 def validate(recording: Recording) -> ValidationReport:
     """The report. Reads all of the file; raises ValueError as `Table.read` does."""
     table, info, lengths, path = recording.table, recording.info, recording.boundaries.lengths, recording.table.path
-    summary = _Summary()
+    summary = _Summary(recording.action_bounds)
     for part in recording.chunks():
         summary.add(part)
     returns = np.concatenate(summary.returns)
@@ -41,7 +48,9 @@ def validate(recording: Recording) -> ValidationReport:
         "unfinished_last_episode": bool(recording.boundaries.reasons[-1] == "end_of_file"),
         "constant_observation_dims": summary.constant("observations"),
         "constant_action_dims": summary.constant("actions"),
+        "rounded_observation_dims": _rounded(table, *summary.bounds["observations"]),
         "actions_out_of_range": summary.out_of_range,
+        "action_bounds": _in_words(recording.action_bounds),
         "action_max_abs": float(max(np.abs(bound).max() for bound in summary.bounds["actions"])),
         "non_finite": dict.fromkeys(table.columns, 0),
         "return_histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
@@ -53,15 +62,17 @@ def validate(recording: Recording) -> ValidationReport:
 class _Summary:
     """What is accumulated over the chunks of a recording."""
 
+    action_bounds: ActionBounds
     returns: list[np.ndarray] = field(default_factory=list)
     truncated: int = 0
-    out_of_range: int = 0  # rows with an action beyond [-1, 1]
+    out_of_range: int = 0  # rows with an action beyond its bounds
     bounds: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # min and max of each dimension
 
     def add(self, part: Episodes) -> None:
         self.returns.append(part.returns)
         self.truncated += int(part.truncated.sum())
-        self.out_of_range += int((np.abs(part.actions) > 1).any(axis=1).sum())
+        low, high = self.action_bounds
+        self.out_of_range += int(((part.actions < low) | (part.actions > high)).any(axis=1).sum())
         for name, values in (("observations", part.observations), ("actions", part.actions)):
             low, high = values.min(axis=0), values.max(axis=0)
             if name in self.bounds:
@@ -76,17 +87,76 @@ class _Summary:
 def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
     info, lengths = recording.info, recording.boundaries.lengths
     single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's episodes have one more row
-    clip = "were clipped" if recording.fetch.clip_actions else "are kept: fetch.clip_actions would clip them"
+    clip = "were clipped" if recording.fetch.clip_actions else "are kept"
+    if not recording.fetch.clip_actions and (info.environment is not None or info.suite != "custom"):
+        clip += ": fetch.clip_actions would clip them"
+    rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
         "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
         "the file has no `timeouts`": "timeouts" not in recording.table.columns,
         "the last episode has no end in the file": report["unfinished_last_episode"],
         f"{single} of {len(lengths)} episodes have a single step": single,
         f"{long} of {len(lengths)} episodes are longer than the limit of {info.max_episode_steps} steps, and kept whole": long,
-        "{actions_out_of_range} of {transitions} actions reach outside [-1, 1], to {action_max_abs:.6g}, and ".format(**report)
+        "{actions_out_of_range} of {transitions} actions reach outside {action_bounds}, to {action_max_abs:.6g}, and ".format(
+            **report
+        )
         + clip: report["actions_out_of_range"],
+        f"float32 distinguishes fewer than {LEAST_STEPS} values of observation dimensions {_listed(rounded)}: subtract a "
+        "constant from them, in the file and in the environment": rounded,
+        f"infos/qpos and infos/qvel contradict observations in {contradicted:.1%} of the rows compared: the observations are "
+        "normalised, or another version's, or of other rows": contradicted,
     }
     return [warning for warning, holds in candidates.items() if holds]
+
+
+def _rounded(table: Table, low: np.ndarray, high: np.ndarray) -> list[int]:
+    """The dimensions of which float32 distinguishes fewer than LEAST_STEPS values between `low` and `high` (O,), if they vary.
+
+    A dimension that is constant in float32 may vary in the file's own type.
+    """
+    steps = (high - low) / np.spacing(np.maximum(np.abs(low), np.abs(high)))
+    coarse, column = np.flatnonzero(steps < LEAST_STEPS), table.columns["observations"]
+    if not len(coarse) or np.issubdtype(column.dtype, np.integer):
+        return []
+    varies = np.zeros(len(coarse), bool)
+    own = coarse[coarse < table.dims["observations"]]  # without AntMaze's goal
+    first = column[0].reshape(-1)[own]
+    for rows in row_chunks(table.num_rows):
+        varies[: len(own)] |= (column[rows].reshape(-1, column.size // len(column))[:, own] != first).any(axis=0)
+    return [int(dim) for dim in coarse[varies]]
+
+
+def _contradicted(table: Table) -> float:
+    """The share of the first COMPARED rows in which infos/qpos and infos/qvel are not what the observation consists of.
+
+    MuJoCo's walkers observe positions, except the first or the first two, and velocities, which some clip to [-10, 10]. 0 if
+    the file has no such keys, or if they do not fit these observations' dimensions.
+    """
+    observations, file = table.columns["observations"], table.columns["observations"].file
+    qpos, qvel = file.get("infos/qpos"), file.get("infos/qvel")
+    if not (isinstance(qpos, h5py.Dataset) and isinstance(qvel, h5py.Dataset) and qpos.ndim == qvel.ndim == 2):
+        return 0.0
+    hidden = qpos.shape[1] + qvel.shape[1] - table.dims["observations"]
+    if not 0 <= hidden <= 2 or not len(qpos) == len(qvel) == len(observations):
+        return 0.0
+    rows = slice(0, COMPARED)
+    observed, positions, velocities = (np.asarray(each[rows], np.float64) for each in (observations, qpos, qvel))
+    state = np.concatenate([positions[:, hidden:], velocities], axis=1)
+    clipped = np.concatenate([positions[:, hidden:], velocities.clip(-10, 10)], axis=1)
+    observed = observed[:, : state.shape[1]]
+    same = [np.isclose(observed, each, rtol=1e-3, atol=1e-3).all(axis=1) for each in (state, clipped)]
+    return float(1 - np.maximum(*same).mean())
+
+
+def _in_words(bounds: ActionBounds) -> str:
+    """The bounds of the actions: the same for all dimensions, or else the widest."""
+    low, high = bounds
+    same = np.ptp(low) == 0 and np.ptp(high) == 0
+    return f"[{low.min():g}, {high.max():g}]" if same else f"their bounds within [{low.min():g}, {high.max():g}]"
+
+
+def _listed(dims: list[int]) -> str:
+    return ", ".join(map(str, dims[:LISTED])) + (f" and {len(dims) - LISTED} more" if len(dims) > LISTED else "")
 
 
 def _origin(info: DatasetInfo) -> str:

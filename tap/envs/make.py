@@ -42,7 +42,10 @@ class State:
 
 
 class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
-    """A dataset's environment, which clips actions to the action space, records its State and computes D4RL's score."""
+    """A dataset's environment, which clips actions to the action space, records its State and computes D4RL's score.
+
+    Arrays are copied on both sides: an environment may return the same array each step, or change its action.
+    """
 
     def __init__(self, env: Environment, info: DatasetInfo) -> None:
         super().__init__(env)
@@ -55,15 +58,16 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode. `get_state` needs an episode that was started with a seed."""
         self.seed, self.actions = seed, []
-        return self.env.reset(seed=seed, options=options)
+        observation, info = self.env.reset(seed=seed, options=options)
+        return np.array(observation), info
 
     def step(self, action: np.ndarray) -> Step:
         """Take one step with an action (A,) of finite numbers."""
         assert np.shape(action) == self.box.shape and np.isfinite(action).all(), action
         action = np.clip(action, self.box.low, self.box.high).astype(self.box.dtype)
         self.actions.append(action)
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, float(reward), bool(terminated), bool(truncated), info
+        observation, reward, terminated, truncated, info = self.env.step(action.copy())
+        return np.array(observation), float(reward), bool(terminated), bool(truncated), info
 
     def get_normalized_score(self, score: float) -> float:
         """D4RL's method of this name: `normalized_score` / 100, so 0 for a random policy and 1 for an expert.
@@ -76,11 +80,12 @@ class Simulator(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 def require_environment(info: DatasetInfo) -> str:
     """The name of a dataset's environment. Raises ValueError if it has none."""
     if info.environment is None:
-        raise ValueError(f"{info.id} has no environment to evaluate in: set {_key(info)} to a gymnasium id")
+        raise ValueError(f"{info.id} has no environment to evaluate in: set {environment_key(info)} to a gymnasium id")
     return info.environment
 
 
-def _key(info: DatasetInfo) -> str:
+def environment_key(info: DatasetInfo) -> str:
+    """Where params.yaml names a dataset's environment."""
     return f"datasets.{info.id}.fetch.environment in params.yaml"
 
 
@@ -88,7 +93,7 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
 
     Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
-    "d4rl" is D4RL's own environment. `options`, such as render_mode, are passed to `gymnasium.make`.
+    "d4rl" is D4RL's own environment. `info.environment_kwargs` and `options`, such as render_mode, go to `gymnasium.make`.
     Raises ValueError if the simulator does not exist, or if its observations or actions are not flat boxes of floats.
     """
     environment = require_environment(info)
@@ -104,10 +109,14 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
             if environment == "d4rl":
                 name, options = "tap/D4RL-v0", options | {"dataset": info.id}
             else:
-                name = environment
+                name, options = environment, dict(info.environment_kwargs) | options
             env = gymnasium.make(name, max_episode_steps=info.max_episode_steps, disable_env_checker=True, **options)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ValueError(f"{info.id}: gymnasium cannot make {environment!r} ({error}): correct {_key(info)}") from error
+    except Exception as error:  # users' code may raise anything
+        reason, key = f"{type(error).__name__}: {error}", environment_key(info)
+        raise ValueError(
+            f"{info.id}: gymnasium cannot make {environment!r} ({reason}): correct {key}, or environment_kwargs beside it, the "
+            "arguments of its constructor"
+        ) from error
     _check_spaces(env, info)
     return Simulator(env if rule is None else D4RLReward(env, rule), info)
 
@@ -123,7 +132,8 @@ def _check_spaces(env: Environment, info: DatasetInfo) -> None:
         if not flat:
             raise ValueError(
                 f"{info.id}: {info.environment} has {name} in {space}, but TAP needs a flat Box of floats: register a wrapped "
-                f"environment (for example with gymnasium.wrappers.FlattenObservation) and set {_key(info)} to its id"
+                "environment (for example with gymnasium.wrappers.FlattenObservation) and set "
+                f"{environment_key(info)} to its id"
             )
 
 

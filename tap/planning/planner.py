@@ -1,6 +1,6 @@
 """Planning: search over codes for the plan of highest predicted return that is likely under the prior (paper, section 3.3).
 
-Or no search but a mean: of the plans of the likeliest single codes, weighted by the prior and a critic (`score_codes`, `average`).
+Or a mean instead of a search: of the plans of the likeliest single codes, weighted by prior and critic.
 
 Uses the models only through `VQVAE.decode`, the prior's log probabilities and the critic's values. Plans for any number of
 states at once: each state has its own random generator, so its plan does not depend on the others.

@@ -1,7 +1,11 @@
+import pickle
+import subprocess
+import sys
+
 import h5py
 import numpy as np
 import pytest
-from recordings import Data, antmaze, fetch, table
+from recordings import Data, antmaze, fetch, load_recording, table
 
 from tap.data import chunks
 from tap.data.catalog import lookup
@@ -72,16 +76,120 @@ def test_values_that_are_not_finite_are_counted_and_located(
             data.load(columns)
 
 
+def open_mine(data: Data) -> None:
+    with open_table(data.path, lookup("mine", fetch(path=data.path, max_episode_steps=500))):
+        pass
+
+
 def test_an_incomplete_hdf5_file(data: Data) -> None:
     data.write(table([500], terminal=[True], timeout=[False]))
-    whole, info = data.path.read_bytes(), lookup("mine", fetch(path=data.path, max_episode_steps=500))
-    for content in (b"<html>404</html>", b"", whole[: len(whole) // 2]):
-        data.path.write_bytes(content)
-        with (
-            pytest.raises(ValueError, match=r"data\.hdf5 is not a complete HDF5 file .*: replace it with a complete copy"),
-            open_table(data.path, info),
-        ):
-            pass
+    whole = data.path.read_bytes()
+    data.path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"data\.hdf5 is not a complete HDF5 file .*: replace it with a complete copy"):
+        open_mine(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty: replace it"),
+        (b"<html>404</html>", "is a web page or XML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer.*git lfs pull"),
+        (b"PK\x03\x04...", "is a zip archive, as .npz files are"),
+        (pickle.dumps({"observations": [1]}), "is a pickle, not HDF5: convert it"),
+        (b"time,x,y\n0,1,2\n", "is not HDF5: convert it"),
+    ],
+)
+def test_another_format_is_recognised_by_its_first_bytes(data: Data, content: bytes, why: str) -> None:
+    data.path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"data\.hdf5 {why}") as error:
+        open_mine(data)
+    assert "delete" not in str(error.value)
+
+
+def test_a_file_that_another_program_writes_is_not_called_incomplete(data: Data) -> None:
+    data.write(table([500], terminal=[True], timeout=[False]))
+    code = f"import h5py, sys; f = h5py.File({str(data.path)!r}, 'r+'); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"open\n"
+        with pytest.raises(ValueError, match=r"data\.hdf5 is open for writing in another program .*: close it there"):
+            open_mine(data)
+        writer.communicate()
+    open_mine(data)
+
+
+@pytest.mark.parametrize("flag", ["terminals", "timeouts"])
+@pytest.mark.parametrize("value", [849.0, 0.5, -1.0])
+def test_flags_that_are_no_flags_are_refused(data: Data, flag: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = table([5, 5], terminal=[True, False], timeout=[False, True])
+    columns[flag] = columns[flag].astype(np.float32)
+    columns[flag][7] = value
+    for rows in (1 << 20, 3):
+        monkeypatch.setattr(chunks, "ROWS", rows)
+        with pytest.raises(ValueError, match=rf"data\.hdf5: {flag} has {value:g} in row 7, but a flag is 0 or 1"):
+            data.load(columns)
+
+
+def test_a_filter_that_is_not_installed_is_named(data: Data) -> None:
+    columns = table([50], terminal=[True], timeout=[False])
+    data.write(columns | {"actions": None})
+    with h5py.File(data.path, "r+") as file:
+        filtered = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        filtered.set_chunk((50, 2))
+        filtered.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # zstd
+        h5py.h5d.create(file.id, b"actions", h5py.h5t.NATIVE_FLOAT, h5py.h5s.create_simple((50, 2)), filtered)
+    with pytest.raises(ValueError, match=r"data\.hdf5: actions is compressed by HDF5 filter 32015.*not installed: rewrite"):
+        open_mine(data)
+
+
+def test_data_in_other_files_is_read_from_there_or_refused(data: Data) -> None:
+    columns = table([20, 30], terminal=[True, False], timeout=[False, True])
+    plain, _ = data.load(columns)
+    parts = [data.path.with_name(name) for name in ("first.hdf5", "second.hdf5")]
+    for path, rows in zip(parts, (slice(0, 20), slice(20, 50)), strict=True):
+        with h5py.File(path, "w") as file:
+            file["observations"] = columns["observations"][rows]
+            file["rewards"] = columns["rewards"]
+
+    def write(mapped: int = 50) -> None:
+        virtual = h5py.VirtualLayout((50, 3), np.float32)
+        virtual[:20] = h5py.VirtualSource(parts[0].name, "observations", (20, 3))
+        virtual[20:mapped] = h5py.VirtualSource(parts[1].name, "observations", (30, 3))[: mapped - 20]
+        data.write(columns | {"observations": None, "rewards": None})
+        with h5py.File(data.path, "r+") as file:
+            file.create_virtual_dataset("observations", virtual, fillvalue=0)
+            file["rewards"] = h5py.ExternalLink(parts[0].name, "rewards")
+
+    write()
+    info = lookup("mine", fetch(path=data.path, max_episode_steps=1000))
+    joined, _ = load_recording(data.path, info, fetch(), data.path.with_name("joined"))
+    for name in ("observations", "actions", "rewards"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(plain, name))
+
+    write(mapped=45)
+    with pytest.raises(ValueError, match=r"observations is a virtual dataset without data for 15 of its 150 values"):
+        open_mine(data)
+    write()
+    parts[1].unlink()
+    with pytest.raises(
+        ValueError, match=r"observations is a virtual dataset with parts in .*second\.hdf5, observations, which"
+    ):
+        open_mine(data)
+    parts[0].unlink()
+    with pytest.raises(ValueError, match=r"rewards lies in .*first\.hdf5"):
+        open_mine(data)
+    data.write(columns | {"actions": None})
+    with h5py.File(data.path, "r+") as file:
+        file.create_dataset("actions", (50, 2), np.float32, external=[("actions.bin", 0, 400)])
+    with pytest.raises(ValueError, match=r"actions lies in raw files \(actions\.bin\): write"):
+        open_mine(data)
+
+
+def test_the_keys_of_another_layout_are_not_all_listed(data: Data) -> None:
+    data.write({f"data/demo_{number}/obs": np.zeros((2, 3)) for number in range(500)})
+    with pytest.raises(ValueError, match=r"it has data/demo_0/obs, .*, and 492 more: add what is missing") as error:
+        open_mine(data)
+    assert len(str(error.value)) < 500
 
 
 def test_a_chunk_that_cannot_be_decompressed(data: Data) -> None:
@@ -95,7 +203,7 @@ def test_a_chunk_that_cannot_be_decompressed(data: Data) -> None:
     data.path.write_bytes(content)
     with open_table(data.path, lookup("mine", fetch(path=data.path, max_episode_steps=5000))) as recorded:
         assert len(recorded.read("rewards", slice(0, 10))) == 10
-        with pytest.raises(ValueError, match="is not a complete HDF5 file"):
+        with pytest.raises(ValueError, match=r"actions cannot be read \(.*filter.*\): replace the file with a complete copy"):
             recorded.read("actions", slice(0, 10))
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tap.envs.registration  # noqa: F401
-from pipelines.stages.fetch import check_environment
 from tap.data.catalog import known_datasets
 from tap.data.score import normalized_score
 from tap.envs.make import make_environment, simulator
 from tap.envs.stochastic import make as make_random_force
+from tap.envs.trial import check_environment
 
 TASKS = [("StochasticHopper", "Hopper-v4", 5.0), ("StochasticWalker2d", "Walker2d-v4", 12.0)]
 

@@ -11,10 +11,10 @@ import pytest
 from conftest import ROOT
 from recordings import load_recording
 
-from pipelines.stages.fetch import check_environment
 from scripts.collect_antmaze import PLAY_GOALS, Guide, collect
 from tap.data.catalog import lookup
 from tap.envs.mazes import MAZES
+from tap.envs.trial import check_environment
 from tap.settings import load_params
 
 

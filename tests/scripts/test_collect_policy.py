@@ -11,10 +11,10 @@ import pytest
 from conftest import ROOT
 from recordings import load_recording
 
-from pipelines.stages.fetch import check_environment
 from scripts.collect_policy import collect
 from tap.data.catalog import lookup
 from tap.envs.make import make_environment
+from tap.envs.trial import check_environment
 from tap.settings import load_params
 
 DATASET = "stochastic-hopper-medium-replay"

@@ -13,12 +13,12 @@ A key of STAGE may not appear under scales: otherwise a change of its value coul
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,9 +27,13 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
 
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
@@ -306,6 +310,21 @@ class ParamsFile(Section):
     evaluate: dict[str, Any]
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
+    @field_validator("datasets", "ablations")
+    @classmethod
+    def names_are_parts_of_file_names(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} names files and stages: use letters, digits, - and _, a letter or digit first")
+        return named
+
+    @field_validator("seeds", "methods")
+    @classmethod
+    def listed_once(cls, listed: list[Any]) -> list[Any]:
+        if twice := [value for place, value in enumerate(listed) if value in listed[:place]]:
+            raise ValueError(f"{twice[0]!r} is listed twice: keep one")
+        return listed
+
     @cached_property
     def stages(self) -> dict[str, dict[str, Any]]:
         return {stage: getattr(self, stage) for stage in STAGES}
@@ -330,6 +349,7 @@ class ParamsFile(Section):
 
 
 Key = tuple[str, ...]
+NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def read_params_file(path: Path) -> ParamsFile:
@@ -338,10 +358,13 @@ def read_params_file(path: Path) -> ParamsFile:
     Raises ValueError if the file is missing, is not valid YAML, or has unknown or missing keys.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = YAML(typ="safe", pure=True).load(path)  # YAML 1.2, as DVC reads it
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist: run inside the project's folder") from None
-    except yaml.YAMLError as error:
+    except DuplicateKeyError as error:
+        where, what = error.problem_mark, str(error.problem).partition(" with value")[0]
+        raise ValueError(f"{path}, line {where.line + 1}: {what}: keep one") from None
+    except (YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must have a mapping at its top level")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.command_line import Dataset, main
-from pipelines.stages.params import FetchStage
+from pipelines.stages.params import FetchStage, require_safe
 from tap.data.catalog import DatasetInfo
 from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
@@ -44,6 +44,7 @@ def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
 @contextmanager
 def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     """A dataset's file, opened and checked against its environment. Raises ValueError."""
+    require_safe(info)
     source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
     with open_recording(source, info, fetch, check_environment) as recording:
         yield recording

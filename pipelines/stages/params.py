@@ -35,6 +35,11 @@ from tap.settings import (
 )
 
 PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
+# The folders that stages write into: DVC removes a stage's files before it runs, and `make clean` all of them.
+OUTPUTS = tuple(
+    Path("data") / name
+    for name in ("raw", "vqvae", "prior", "critic", "bc", "metrics", "params", "lineage", "plots", "report", "scores")
+)
 
 
 class StageParams(Section):
@@ -125,9 +130,25 @@ class MethodsStage(StageParams):
 
 
 def run() -> None:
-    """Write the params of every dataset and of every ablation that params.yaml lists under `ablate`."""
-    for path, params in resolve(PARAMS):
+    """Write the params of every dataset and of every ablation that params.yaml lists under `ablate`, and no others."""
+    resolved = dict(resolve(PARAMS))  # all, before anything is written
+    for path, params in resolved.items():
         write_json(path, params.model_dump(mode="json"))
+    for path in set(FOLDER.rglob("*.json")) - resolved.keys():  # DVC leaves them here, in case one is a user's: see require_safe
+        path.unlink()
+
+
+def require_safe(info: DatasetInfo) -> None:
+    """Raise ValueError if a dataset's file lies where stages write: it would be removed."""
+    if info.path is None:
+        return
+    for place in (info.path.absolute(), info.path.resolve()):
+        for folder in OUTPUTS:
+            if place.is_relative_to(folder.absolute()) or place.is_relative_to(folder.resolve()):
+                raise ValueError(
+                    f"datasets.{info.id}.fetch.path in {PARAMS}: {info.path} lies in {folder}, where stages replace and remove "
+                    f"files: move it, for example to data/{info.path.name}"
+                )
 
 
 def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
@@ -138,6 +159,7 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
         for ablation in (None, *ablations):
             params = load_params(params_yaml, dataset, ablation=ablation)
             info = lookup(dataset, params.fetch)
+            require_safe(info)
             simulated = replace(info, path=None, url=None)
             fetch = params.fetch.model_copy(update={"source": None, "path": None})
             trains = ablation is not None and file.ablations[ablation].trains

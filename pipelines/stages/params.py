@@ -134,7 +134,9 @@ def run() -> None:
     resolved = dict(resolve(PARAMS))  # all, before anything is written
     for path, params in resolved.items():
         write_json(path, params.model_dump(mode="json"))
-    for path in set(FOLDER.rglob("*.json")) - resolved.keys():  # DVC leaves them here, in case one is a user's: see require_safe
+    for path in (
+        set(FOLDER.rglob("*.json")) - resolved.keys()
+    ):  # which DVC keeps: see dvc.yaml
         path.unlink()
 
 

@@ -4,7 +4,9 @@ In an outage of the tracking server a delivery raises what MLflow raises, and th
 """
 
 import re
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,14 @@ from tap.files import locked
 from tap.tracking.outbox import Record
 
 EXPERIMENT = "tap"
+ARTIFACTS = "mlartifacts"  # the folder beside an SQLite database
+ARTIFACT_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "storage_location"),
+    ("model_versions", "source"),
+)
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits for one request
 MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's error codes; the second for a missing alias
 
@@ -33,9 +43,21 @@ def connect(tracking_uri: str) -> MlflowClient:
         return client
     # Two processes that create the tables of one new file at the same time both fail.
     with locked(file.parent):
-        client = MlflowClient(tracking_uri)
-        experiment(client, artifacts=(file.parent / "mlartifacts").as_uri())
+        client, artifacts = MlflowClient(tracking_uri), (file.parent / ARTIFACTS).as_uri()
+        stored = experiment(client, artifacts).artifact_location
+        if stored != artifacts and stored.startswith("file:") and stored.endswith(f"/{ARTIFACTS}"):
+            _move_artifacts(file, stored, artifacts)
         return client
+
+
+def _move_artifacts(file: Path, old: str, new: str) -> None:
+    """Replace the artifacts' place in a database whose folder was moved: MLflow stores it with every run and model."""
+    with closing(sqlite3.connect(file)) as database, database:
+        for table, column in ARTIFACT_COLUMNS:
+            database.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                (new, len(old) + 1, len(old), old),
+            )
 
 
 def experiment(client: MlflowClient, artifacts: str | None = None) -> Experiment:

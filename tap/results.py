@@ -144,7 +144,7 @@ class ValidationReport(Record):
     constant_action_dims: list[int]
     rounded_observation_dims: Absent[list[int]] = None  # of which float32 distinguishes few values
     actions_out_of_range: int  # rows
-    action_bounds: str = "[-1, 1]"
+    action_bounds: Absent[str] = None  # those of the environment, in words
     action_max_abs: float
     non_finite: dict[str, int]  # by column of the file
     return_histogram: Histogram

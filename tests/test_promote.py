@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def project(
         logged.append(log(client, tiny_policy_folder))
     seeds = [int(np.random.SeedSequence([0, row]).generate_state(1, np.uint64)[0]) for row in range(len(EXAMPLE))]
     actions = tiny_policy.act(EXAMPLE, [torch.Generator().manual_seed(seed) for seed in seeds])
-    dataset = f"hopper-{request.node.name.removeprefix('test_').translate(str.maketrans('_[', '--', ']'))}"
+    dataset = "hopper-" + re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())
     return Project(dataset, params_yaml_with(dataset, "hopper-other", seeds=[0]), client, logged, actions)
 
 

@@ -134,9 +134,7 @@ def run() -> None:
     resolved = dict(resolve(PARAMS))  # all, before anything is written
     for path, params in resolved.items():
         write_json(path, params.model_dump(mode="json"))
-    for path in (
-        set(FOLDER.rglob("*.json")) - resolved.keys()
-    ):  # which DVC keeps: see dvc.yaml
+    for path in set(FOLDER.rglob("*.json")) - resolved.keys():  # which DVC keeps: see dvc.yaml
         path.unlink()
 
 

@@ -1,9 +1,11 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+from dvc.utils.serialize import load_yaml
 
 from tap.settings import STAGES, Runtime, Scale, load_params, read_params_file, suite_of
 
@@ -129,6 +131,39 @@ def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) ->
     scales = {"paper": {"train_vqvae": {"locomtion": {}}}}  # a suite, and at the scale that is not chosen
     with pytest.raises(ValueError, match=r"scales.paper.train_vqvae.locomtion: unknown suite; did you mean 'locomotion'"):
         load_params(params_yaml_with("hopper-a", scales=scales), "hopper-a")
+
+
+@pytest.mark.parametrize("name", ["a/b", "a.b", "a b", "-a", ""])
+def test_names_that_would_not_name_files_and_stages_are_refused(params_yaml_with: Callable[..., Path], name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"datasets: '{re.escape(name)}' names files and stages: use letters, digits, - and _"
+    ):
+        read_params_file(params_yaml_with(name))
+    with pytest.raises(ValueError, match=r"ablations: .* names files and stages"):
+        read_params_file(params_yaml_with("hopper-a", ablations={name: {}}))
+
+
+def test_params_are_read_as_dvc_reads_them(params_yaml_with: Callable[..., Path]) -> None:
+    path = params_yaml_with("hopper-a")
+    original = path.read_text()
+    path.write_text(re.sub(r"^seeds:.*?(?=^\w)", "seeds: [010, 0o17]\n", original, flags=re.MULTILINE | re.DOTALL))
+    assert read_params_file(path).seeds == load_yaml(path)["seeds"] == [10, 15]
+    path.write_text(original + "seeds: [3]\n")
+    with pytest.raises(ValueError, match=r'params.yaml, line \d+: found duplicate key "seeds": keep one'):
+        read_params_file(path)
+    path.write_text(f"<<<<<<< HEAD\n{original}=======\n{original}>>>>>>> other\n")
+    with pytest.raises(ValueError, match=r"params.yaml is not valid YAML"):
+        read_params_file(path)
+    with pytest.raises(ValueError, match="seeds: 1 is listed twice: keep one"):
+        read_params_file(params_yaml_with("hopper-a", seeds=[1, 2, 1]))
+
+
+def test_a_variable_that_is_set_but_empty_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = Runtime(_env_file=None)  # type: ignore[call-arg]
+    for name in ("TAP_DEVICE", "TAP_CHECKPOINTS", "TAP_OUTBOX", "MLFLOW_TRACKING_URI", "D4RL_DATASET_DIR", "TAP_PARENT_RUN"):
+        monkeypatch.setenv(name, "")
+    assert Runtime(_env_file=None) == default  # type: ignore[call-arg]
+    assert default.outbox == Path(".tracking")
 
 
 @pytest.mark.parametrize("dataset", EVERY_SUITE)

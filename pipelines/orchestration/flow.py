@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 from collections.abc import Mapping, Sequence, Set
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from rich.table import Table
 
 from pipelines.orchestration import process
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
-from tap.device import choose_device
 from tap.settings import Runtime
 
 DATA = Path("data")
@@ -74,7 +74,10 @@ def default_jobs() -> int:
 
     A model that trains in minutes without a GPU is too small for two cores.
     """
-    return 1 if choose_device(Runtime().device).type == "cuda" else min(MOST_JOBS, _cores())
+    import torch  # slow to load
+
+    with_gpu = Runtime().device != "cpu" and torch.cuda.is_available()
+    return 1 if with_gpu else min(MOST_JOBS, _cores())
 
 
 def _cores() -> int:
@@ -84,19 +87,21 @@ def _cores() -> int:
 def _run_stages(chosen: Sequence[Instance], to_run: Set[Instance], jobs: int) -> Instance | None:
     """Run `jobs` instances at a time, each after those it builds on; gives the first that failed, after which none is started.
 
-    Several at a time advance all seeds of a dataset alike, so that the last to end have company.
+    A single job goes seed by seed. Several advance all seeds of a dataset alike, so that the last to end have company.
     """
     environment = {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))} if jobs > 1 else {}
-    builds_on = {instance: {each for each in chosen if instance.builds_on(each)} for instance in chosen}
-    order = {key: place for place, key in enumerate(dict.fromkeys((each.dataset, each.stage) for each in chosen))}
-    waiting, running, failed = list(chosen), dict[PrefectFuture[Any], Instance](), None
+    order: list[Any] = [(each.dataset, each.stage) if jobs > 1 else each for each in chosen]
+    place = dict(zip(chosen, map(order.index, order), strict=True))
+    sorter = TopologicalSorter({each: [other for other in chosen if each.builds_on(other)] for each in chosen})
+    sorter.prepare()
+    ready, running, failed = list[Instance](), dict[PrefectFuture[Any], Instance](), None
     ended: queue.Queue[PrefectFuture[Any]] = queue.Queue()
     try:
-        while running or (waiting and not failed):
-            ready = [each for each in waiting if builds_on[each].isdisjoint((*waiting, *running.values()))]
+        while running or (sorter.is_active() and not failed):
+            ready += sorter.get_ready()
             if ready and len(running) < jobs and not failed:
-                instance = min(ready, key=lambda each: order[each.dataset, each.stage] if jobs > 1 else 0)
-                waiting.remove(instance)
+                instance = min(ready, key=place.__getitem__)
+                ready.remove(instance)
                 future = run_stage.submit(instance, fresh=instance not in to_run, environment=environment)
                 running[future] = instance
                 future.add_done_callback(ended.put)
@@ -105,6 +110,7 @@ def _run_stages(chosen: Sequence[Instance], to_run: Set[Instance], jobs: int) ->
                 future.wait()  # until its state is known here
                 instance = running.pop(future)
                 failed = failed or (None if future.state.is_completed() else instance)
+                sorter.done(instance)
     except BaseException:  # stopped: by Ctrl-C, by a signal, or on Prefect's page
         process.end_all()
         raise

@@ -5,6 +5,7 @@ Example: python -m pipelines.stages.fetch hopper-medium-replay
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.command_line import Dataset, main
@@ -46,8 +47,9 @@ def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     """A dataset's file, opened and checked against its environment. Raises ValueError."""
     require_safe(info)
     source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
-    with open_recording(source, info, fetch, check_environment) as recording:
-        yield recording
+    with open_recording(source, info, fetch) as recording:
+        bounds = check_environment(info, recording.table.observation_dim, recording.table.action_dim)
+        yield recording if bounds is None else replace(recording, action_bounds=bounds)
 
 
 if __name__ == "__main__":

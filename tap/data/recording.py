@@ -1,6 +1,6 @@
 """A recording: a dataset's file, cut into episodes, in chunks that fit in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,22 +51,12 @@ class Recording:
 
 
 @contextmanager
-def open_recording(
-    path: Path,
-    info: DatasetInfo,
-    fetch: FetchParams,
-    check: Callable[[DatasetInfo, int, int], ActionBounds | None] = lambda *_: None,
-) -> Iterator[Recording]:
-    """Open an HDF5 file in D4RL's layout and find its episodes.
-
-    `check` gets the dimensions of observations and actions, raises ValueError if the environment does not fit them, and gives
-    its bounds of actions; without it, they are D4RL's [-1, 1].
+def open_recording(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
+    """Open an HDF5 file in D4RL's layout and find its episodes. The bounds of its actions are taken to be D4RL's [-1, 1].
 
     Raises ValueError on a file that cannot be read, lacks a key, has keys of different lengths or numbers that are not finite,
     or whose episode boundaries are not found.
     """
     with open_table(path, info) as table:
-        bounds = check(info, table.observation_dim, table.action_dim)
-        if bounds is None:
-            bounds = np.full(table.action_dim, -1.0, np.float32), np.full(table.action_dim, 1.0, np.float32)
-        yield Recording(table, find_boundaries(table, info, fetch), info, fetch, bounds)
+        ones = np.ones(table.action_dim, np.float32)
+        yield Recording(table, find_boundaries(table, info, fetch), info, fetch, (-ones, ones))

@@ -114,16 +114,14 @@ def _rounded(table: Table, low: np.ndarray, high: np.ndarray) -> list[int]:
 
     A dimension that is constant in float32 may vary in the file's own type.
     """
-    steps = (high - low) / np.spacing(np.maximum(np.abs(low), np.abs(high)))
-    coarse, column = np.flatnonzero(steps < LEAST_STEPS), table.columns["observations"]
-    if not len(coarse) or np.issubdtype(column.dtype, np.integer):
-        return []
-    varies = np.zeros(len(coarse), bool)
-    own = coarse[coarse < table.dims["observations"]]  # without AntMaze's goal
-    first = column[0].reshape(-1)[own]
-    for rows in row_chunks(table.num_rows):
-        varies[: len(own)] |= (column[rows].reshape(-1, column.size // len(column))[:, own] != first).any(axis=0)
-    return [int(dim) for dim in coarse[varies]]
+    coarse = (high - low) / np.spacing(np.maximum(np.abs(low), np.abs(high))) < LEAST_STEPS
+    varies, column = high > low, table.columns["observations"]
+    if column.dtype.itemsize > 4 and (coarse & ~varies).any():
+        own = slice(0, table.dims["observations"])  # without AntMaze's goal
+        first = column[0].reshape(-1)[own]
+        for rows in row_chunks(table.num_rows):
+            varies[own] |= (column[rows].reshape(-1, column.size // len(column))[:, own] != first).any(axis=0)
+    return [int(dim) for dim in np.flatnonzero(coarse & varies)]
 
 
 def _contradicted(table: Table) -> float:

@@ -106,10 +106,9 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*out of date", category=DeprecationWarning)  # "use v5"
+            name, options = environment, dict(info.environment_kwargs) | options
             if environment == "d4rl":
                 name, options = "tap/D4RL-v0", options | {"dataset": info.id}
-            else:
-                name, options = environment, dict(info.environment_kwargs) | options
             env = gymnasium.make(name, max_episode_steps=info.max_episode_steps, disable_env_checker=True, **options)
     except Exception as error:  # users' code may raise anything
         reason, key = f"{type(error).__name__}: {error}", environment_key(info)

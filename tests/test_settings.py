@@ -159,8 +159,11 @@ def test_params_are_read_as_dvc_reads_them(params_yaml_with: Callable[..., Path]
 
 
 def test_a_variable_that_is_set_but_empty_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(field.validation_alias) for field in Runtime.model_fields.values()]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
     default = Runtime(_env_file=None)  # type: ignore[call-arg]
-    for name in ("TAP_DEVICE", "TAP_CHECKPOINTS", "TAP_OUTBOX", "MLFLOW_TRACKING_URI", "D4RL_DATASET_DIR", "TAP_PARENT_RUN"):
+    for name in names:
         monkeypatch.setenv(name, "")
     assert Runtime(_env_file=None) == default  # type: ignore[call-arg]
     assert default.outbox == Path(".tracking")

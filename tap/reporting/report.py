@@ -119,4 +119,5 @@ def _template() -> jinja2.Template:
 def _number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return NOTHING
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}g}"
+    whole = isinstance(value, int) or abs(value) >= 10 ** (digits - 1)  # not 1e+02
+    return f"{value:,.0f}" if whole else f"{value:,.{digits}g}"

@@ -19,8 +19,9 @@ from stage_files import (
     write,
 )
 
-from tap.reporting.report import write_report
+from tap.reporting.report import _number, write_report
 from tap.reporting.studies import STUDIES
+from tap.reporting.tables import NOTHING
 
 PAPER_TAP = "87.3 ± 2.3"  # hopper-medium-replay-v2
 
@@ -210,3 +211,8 @@ def test_text_from_files_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_the_report_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", "import sys, tap.reporting.report; sys.exit('torch' in sys.modules)"], check=True)
+
+
+def test_numbers_are_never_written_as_powers_of_ten_because_they_are_round() -> None:
+    assert [_number(value, 2) for value in (0.0123, 9.96, 12.3, 100.4, 1234.5, 7)] == ["0.012", "10", "12", "100", "1,234", "7"]
+    assert [_number(value) for value in (1234.56, 12.3456, None)] == ["1,235", "12.35", NOTHING]

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.measure import Result, main
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
+from tap.settings import Params
 
 CLIENTS = (1, 8, 32)
 PERIOD = 1 / 20  # seconds of a tick
@@ -34,7 +35,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
     seconds = 3.0 if quick else 10.0
     with tempfile.TemporaryDirectory() as folder, socket.socket() as listener:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-        model_uri = log_random_policy(Path(folder))
+        model_uri = log_random_policy(Path(folder), params_of("hopper", "cpu"))
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         listener.close()
@@ -47,20 +48,20 @@ def benchmark(device: torch.device, quick: bool) -> Result:
             return {f"{clients}_clients": with_clients(url, clients, seconds) for clients in CLIENTS}
 
 
-def log_random_policy(folder: Path) -> str:
-    """A policy with random weights in MLflow's store; its URI."""
+def log_random_policy(folder: Path, params: Params) -> str:
+    """Log a policy with random weights in Hopper's dimensions, saved as `folder`/policy, in MLflow's store; its URI."""
     from tap.settings import Runtime
     from tap.tracking.registry import log_policy
     from tap.tracking.run import start_run
 
     layout = LAYOUTS["hopper"]
-    random_policy(params_of("hopper", "cpu"), layout, torch.device("cpu")).save(folder / "policy")
+    random_policy(params, layout, torch.device("cpu")).save(folder / "policy")
     tags = {"dataset": "random", "seed": 0, "scale": "cpu", "dataset_digest": "none"}
     runtime = Runtime(outbox=folder / "outbox")
     with start_run("evaluate", name="benchmark", params={}, tags=tags, runtime=runtime) as run:
         log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim)
-        run.register("random", {})
-    return "models:/random/1"
+        run.register("tap-random", {})
+    return "models:/tap-random/1"
 
 
 def answers(url: str) -> bool:

@@ -173,6 +173,10 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 5001,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="Serve only requests with the token in this file. [default: serve all]", show_default=False),
+    ] = None,
 ) -> None:
     """Serve a policy over HTTP: observations in, actions or whole plans out. docs/serving.md describes requests and responses.
 
@@ -183,7 +187,7 @@ def serve(
     from tap.tracking.registry import model_name
 
     name, _, alias = policy.partition("@")
-    serve_policy(model_name(name), alias or "champion", host, port, Runtime().tracking_uri)
+    serve_policy(model_name(name), alias or "champion", host, port, token_file, Runtime().tracking_uri)
 
 
 @app.command()
@@ -281,14 +285,20 @@ def ui() -> None:
 
     Example: `tap ui`
     """
+    from pipelines.address import require_free
     from tap.settings import Runtime
 
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # halves its start-up time
     tracking_uri, commands = Runtime().tracking_uri, [["prefect", "--no-prompt", "server", "start"]]
+    addresses = [("PREFECT_SERVER_API", "4200")]
     if tracking_uri.startswith("http"):
         print(f"MLflow: {tracking_uri}")
     else:
+        addresses.append(("MLFLOW", "5000"))
         commands.append(["mlflow", "ui", "--workers", "1", "--backend-store-uri", tracking_uri])
+    for prefix, port in addresses:
+        host, port = os.environ.get(f"{prefix}_HOST") or "127.0.0.1", os.environ.get(f"{prefix}_PORT") or port
+        require_free(host, port, f"{prefix}_HOST and {prefix}_PORT")
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         servers = [stack.enter_context(process.running([sys.executable, "-m", *command])) for command in commands]
         while all(server.poll() is None for server in servers):

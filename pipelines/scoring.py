@@ -1,28 +1,36 @@
-"""MLflow's scoring server behind a check of its requests: python -m pipelines.scoring MODEL_URI HOST PORT.
+"""MLflow's scoring server behind a check of its requests: python -m pipelines.scoring MODEL_URI HOST PORT [TOKEN_FILE].
 
 The check compares each request with the model's signature, since MLflow ignores unknown fields and params, and responds to some
-mistakes with status 500 or a traceback. Requests that pass go to MLflow unchanged. This module imports nothing of `tap`: a
-model contains the code that it was logged with.
+mistakes with status 500 or a traceback. The bodies of requests that pass go to MLflow unchanged. This module imports nothing of
+`tap`: a model contains the code that it was logged with.
 """
 
 import asyncio
+import json
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
-from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.pyfunc import load_model, scoring_server
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipelines.authentication import TokenRequired, read_token
+from pipelines.connections import TimedConnection
+from pipelines.refusal import quoted, refusal
 
 MAX_ROWS = 256  # of a request
 BYTES_PER_NUMBER = 64  # as JSON, with white space
+BODY_SECONDS = 10  # for the body of a request to arrive
+SHUTDOWN_SECONDS = 15  # to finish requests; `process.running` kills the server after 20
+OPEN_FILES = 10_240  # each connection is one; the usual limit of 1,024 leaves no reserve for connections that send nothing
 THREADS = 32  # concurrent requests; Python's default, the number of cores plus 4, makes small batches
 MAX_FLOAT32 = 3.4e38
 
@@ -39,12 +47,6 @@ def request_type(signature: ModelSignature) -> type[BaseModel]:
     return create_model("Request", __config__=strict, inputs=(inputs, ...), params=(params, params()))
 
 
-def refusal(status: int, sentence: str) -> Response:
-    """A response in the form of MLflow's errors."""
-    content = MlflowException(sentence, BAD_REQUEST).serialize_as_json()  # type: ignore[no-untyped-call]
-    return Response(content, status, media_type="application/json")
-
-
 class CheckedRequests:
     """An ASGI application that passes only requests which fit the model's signature to the scoring server."""
 
@@ -59,7 +61,10 @@ class CheckedRequests:
             return await self.server(scope, receive, send)
         body = bytearray()
         try:
-            refused = await self._refused(Request(scope, receive), body)
+            async with asyncio.timeout(BODY_SECONDS):
+                refused = await self._refused(Request(scope, receive), body)
+        except TimeoutError:
+            refused = refusal(408, f"The request took longer than {BODY_SECONDS} seconds to arrive; send it at once.")
         except ClientDisconnect:
             return None
         if refused:
@@ -69,13 +74,15 @@ class CheckedRequests:
         async def replay() -> Any:
             return messages.pop() if messages else await receive()
 
-        return await self.server(scope, replay, send)
+        # JSON has no charset or other parameters (RFC 8259), and MLflow refuses most ways to write them.
+        accepted = scope | {"headers": [(b"content-type", b"application/json")]}
+        return await self.server(accepted, replay, OneSentence(scope, receive, send))
 
     async def _refused(self, request: Request, body: bytearray) -> Response | None:
         """The response to a wrong request, None for a valid one; reads the request's body into `body`."""
         content_type = request.headers.get("content-type", "none")
         if content_type.partition(";")[0].strip().lower() != "application/json":
-            return refusal(415, f"The content type is {content_type}; it must be application/json.")
+            return refusal(415, f"The content type is {quoted(content_type)}; it must be application/json.")
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.max_bytes:
@@ -91,21 +98,60 @@ class CheckedRequests:
     def _sentence(self, error: ValidationError) -> str:
         """The first mistake and its place in the request."""
         first = error.errors(include_url=False)[0]
-        path, what = first["loc"], first["msg"]
+        path, what = first["loc"], quoted(first["msg"])
         if first["type"] == "extra_forbidden":
             what = f"Unknown field; the fields are {', '.join(self.fields[len(path)])}"
-        return f"{'.'.join(map(str, path)) or 'request'}: {what}."
+        return f"{'.'.join(quoted(str(key)) for key in path) or 'request'}: {what}."
 
 
-async def serve(model_uri: str, host: str, port: int) -> None:
-    """Serve requests until SIGINT or SIGTERM. MLFLOW_TRACKING_URI is the store of the model."""
+class OneSentence:
+    """ASGI's `send` for a response of MLflow, in which an error is one sentence: MLflow's repeats the data of the request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.status, self.body = 200, bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        """Pass on a success. Collect an error, and send its last line when it is complete."""
+        self.status = message.get("status", self.status)
+        if self.status < 400:
+            return await self.send(message)
+        self.body += message.get("body", b"")
+        if message["type"] == "http.response.start" or message.get("more_body", False):
+            return None
+        try:
+            sentence = json.loads(self.body)["message"].rpartition("\nError: ")[2]
+        except ValueError:
+            sentence = self.body.decode()  # the timeout's is plain text
+        return await refusal(self.status, f"{sentence}.")(self.scope, self.receive, self.send)
+
+
+async def serve(model_uri: str, host: str, port: int, token: str | None) -> None:
+    """Serve requests until SIGINT or SIGTERM, those with the token if there is one.
+
+    MLFLOW_TRACKING_URI is the store of the model.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
     model = load_model(model_uri)
-    app = CheckedRequests(scoring_server.init(model), model.metadata.signature)
+    app: ASGIApp = CheckedRequests(scoring_server.init(model), model.metadata.signature)
+    if token:
+        app = TokenRequired(app, token)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-    # A client that does not read its response must not delay the shutdown.
-    await uvicorn.Server(uvicorn.Config(app, host, port, access_log=False, timeout_graceful_shutdown=5)).serve()
+    config = uvicorn.Config(
+        app,
+        host,
+        port,
+        http=TimedConnection,
+        ws="none",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,  # a client that does not read its response must not delay it further
+    )
+    await uvicorn.Server(config).serve()
 
 
 if __name__ == "__main__":
+    model_uri, host, port, *token_file = sys.argv[1:]
+    token = read_token(Path(token_file[0])) if token_file else None
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+        asyncio.run(serve(model_uri, host, int(port), token))

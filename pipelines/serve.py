@@ -3,17 +3,24 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
+from pipelines.address import require_free
+from pipelines.authentication import read_token
 from pipelines.orchestration import process
 from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.registry import open_registry
 
 
-def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
+def serve(name: str, alias: str, host: str, port: int, token_file: Path | None, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
 
-    Raises ValueError if the policy does not exist, or the server exits before that.
+    With a token file, to requests with its token. Raises ValueError if the address, the token or the policy cannot be used, or
+    the server exits before that.
     """
+    require_free(host, port, "--host and --port")
+    if token_file:
+        read_token(token_file)  # the server reads it: a token would be visible in its arguments or environment
     with open_registry(tracking_uri) as registry:
         if registry.alias(name, alias) is None:
             store = redact_credentials(tracking_uri)
@@ -25,7 +32,8 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        with process.running([sys.executable, "-m", "pipelines.scoring", f"models:/{name}@{alias}", host, str(port)]) as server:
+        command = [sys.executable, "-m", "pipelines.scoring", f"models:/{name}@{alias}", host, str(port)]
+        with process.running([*command, *([str(token_file)] if token_file else [])]) as server:
             code = server.wait()
     except KeyboardInterrupt:
         return

@@ -20,6 +20,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from pipelines.orchestration import gpus, process
+from tap.tracking.mlflow_store import redact_credentials
 
 CLONE, COMMIT = "TAP_CLONE", "TAP_COMMIT"
 POOLS = ("gpu", "cpu", "control")
@@ -59,11 +60,18 @@ def start(pool: str, folder: Path, git: str | None, remote: str | None, runs_per
 
 
 def require_server() -> None:
-    """Raises ValueError if no Prefect server is configured."""
-    if not PREFECT_API_URL.value():
+    """Raises ValueError if no Prefect server is configured, or it does not answer."""
+    url = PREFECT_API_URL.value()
+    if not url:
         raise ValueError(
             "no Prefect server is configured: start one (`prefect server start`), and set PREFECT_API_URL=http://HOST:4200/api"
         )
+    with get_client(sync_client=True) as client:
+        if failure := client.api_healthcheck():
+            raise ValueError(
+                f"Prefect's server at {redact_credentials(url)} does not answer ({failure}): check PREFECT_API_URL, and that the"
+                " server runs"
+            )
 
 
 def require_workers(deployment: str, pool: str) -> None:

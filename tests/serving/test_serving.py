@@ -191,6 +191,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serving")
     policy = make_tiny_policy(params_of("hopper", "cpu", **tiny_tree()))
     policy.save(folder / "policy")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     uri = f"sqlite:///{folder}/mlflow.db"
     runtime = Runtime(tracking_uri=uri, outbox=folder / ".tracking")
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
@@ -201,16 +204,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         found = registry.version_of_run("tap-tiny", run.id)
         assert found is not None and found.version == "1" and found.tags["score"] == "1.5"
         with pytest.raises(ValueError, match=r"tap-tiny has no champion at .*: run `tap promote tiny` first"):
-            serve("tap-tiny", "champion", "127.0.0.1", 1, uri)
+            serve("tap-tiny", "champion", "127.0.0.1", port, None, uri)
         registry.set_alias(found, "champion")
         example = registry.load_test(found).actions
     (logged,) = (folder / "mlartifacts" / "models").glob("*/artifacts")
     assert (logged / "code/tap/planning/planner.py").exists()  # the code travels with the weights
     assert "torch==2.13.0\n" in (logged / "requirements.txt").read_text()
 
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     environment = os.environ | {"PATH": "/usr/bin:/bin", "MLFLOW_TRACKING_URI": uri}  # a PATH without the virtual environment
     command = [sys.executable, "-m", "pipelines.cli", "serve", "tiny", "--port", str(port)]
     process = psutil.Popen(command, env=environment, cwd=ROOT)

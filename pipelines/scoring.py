@@ -75,7 +75,7 @@ class CheckedRequests:
             return messages.pop() if messages else await receive()
 
         # JSON has no charset or other parameters (RFC 8259), and MLflow refuses most ways to write them.
-        accepted = scope | {"headers": [(b"content-type", b"application/json")]}
+        accepted = {**scope, "headers": [(b"content-type", b"application/json")]}
         return await self.server(accepted, replay, OneSentence(scope, receive, send))
 
     async def _refused(self, request: Request, body: bytearray) -> Response | None:

@@ -68,9 +68,9 @@ def require_server() -> None:
         )
     with get_client(sync_client=True) as client:
         if failure := client.api_healthcheck():
+            server = redact_credentials(url)
             raise ValueError(
-                f"Prefect's server at {redact_credentials(url)} does not answer ({failure}): check PREFECT_API_URL, and that the"
-                " server runs"
+                f"Prefect's server at {server} does not answer ({failure}): check PREFECT_API_URL, and that the server runs"
             )
 
 

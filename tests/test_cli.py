@@ -1,5 +1,6 @@
 """The `tap` command, as a person at a terminal meets it."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +58,37 @@ def test_a_team_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.raises(SystemExit, match=r"^error: no Prefect server is configured: start one .* and set PREFECT_API_URL"),
         ):
             app(command)
+
+
+def test_a_team_needs_a_server_that_answers(tmp_path: Path) -> None:
+    for url in ("http://user:password@127.0.0.1:1/api", "http://127.0.0.1:70000/api", "nonsense"):
+        for command in (["worker", "cpu", "--clone", str(tmp_path)], ["reap"]):
+            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(SystemExit) as error:
+                app(command)
+            shown = url.replace("user:password@", "")
+            assert str(error.value).startswith(f"error: Prefect's server at {shown} does not answer (")
+            assert str(error.value).endswith("check PREFECT_API_URL, and that the server runs")
+
+
+def test_an_address_that_cannot_be_used_gets_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    for port in ("70000", "0", "-1"):
+        with pytest.raises(SystemExit, match=rf"^error: 127.0.0.1:{port} is no address to listen on: .* by --host and --port$"):
+            app(["serve", "hopper", "--port", port])
+    result = CliRunner().invoke(app, ["serve", "hopper", "--port", "abc"])
+    assert result.exit_code == 2 and "Invalid value for '--port'" in result.output and "Traceback" not in result.output
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
+        port, free = str(listener.getsockname()[1]), str(other.getsockname()[1])
+        other.close()
+        with pytest.raises(SystemExit, match=rf"^error: cannot listen on 127.0.0.1:{port} "):
+            app(["serve", "hopper", "--port", port])
+        for name in ("PREFECT_SERVER_API", "MLFLOW"):
+            for variable in ("PREFECT_SERVER_API_PORT", "MLFLOW_PORT"):
+                monkeypatch.setenv(variable, free)
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+            for taken, words in ((port, "cannot listen on"), ("70000", "127.0.0.1:70000"), ("abc", "127.0.0.1:abc")):
+                monkeypatch.setenv(f"{name}_PORT", taken)
+                with pytest.raises(SystemExit, match=rf"^error: {words} .* by {name}_HOST and {name}_PORT$"):
+                    app(["ui"])
 
 
 def test_datasets_come_with_their_facts() -> None:

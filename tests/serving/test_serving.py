@@ -23,8 +23,12 @@ import torch
 from conftest import ROOT, make_tiny_policy, random_episodes, tiny_tree
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.model import PythonModelContext
+from starlette.responses import StreamingResponse
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from benchmarks.sizes import params_of
+from pipelines.scoring import OneSentence
 from pipelines.serve import serve
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.windows import Layout, fit_normalizer
@@ -270,6 +274,9 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [ROW], "params": 1}, "params: Input should be an object."),
     ({}, "inputs: Field required."),
     ([ROW], "request: Input should be an object."),
+    ({"inputs": [[1e30] * 11]}, "the model has no finite plan for these observations."),
+    ({"inputs": [ROW], "a\nb": 1}, r"a\nb: Unknown field; the fields are inputs, params."),
+    ({"inputs": [ROW], "x" * 1000: 1}, "x" * 100 + ": Unknown field; the fields are inputs, params."),
     (b"observations", "request: Invalid JSON: expected value at line 1 column 1."),
     (b"", "request: Invalid JSON: EOF while parsing a value at line 1 column 0."),
     (b"[" * 10_000, "request: Invalid JSON: recursion limit exceeded"),
@@ -292,6 +299,8 @@ def test_other_formats_and_large_bodies_are_refused(server: Server) -> None:
     assert answer.status_code == 415 and "The content type is none" in answer.text
     status, answer = post(server, b" " * 200_000)
     assert status == 413 and "send at most 256 rows at a time" in answer["message"]
+    status, answer = post(server, {"inputs": [ROW]}, 'Application/JSON; charset="UTF-8"')
+    assert status == 200 and np.shape(answer["predictions"]) == (1, 3)
     assert requests.get(f"{server.url}/invocations", timeout=30).status_code == 405
     assert requests.get(f"{server.url}/nowhere", timeout=30).status_code == 404
 
@@ -315,3 +324,27 @@ def test_the_documented_client_drives_an_environment(server: Server) -> None:
         observation, reward, terminated, truncated, _ = environment.step(np.clip(actions.pop(0), -1, 1))
         total, step, ended = total + float(reward), step + 1, terminated or truncated
     assert int(found[2]) == step and float(found[1]) == pytest.approx(total, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "sentence"),
+    [
+        (504, "Request processing time exceeded limit", "DEADLINE_EXCEEDED", "Request processing time exceeded limit."),
+        (
+            500,
+            json.dumps(
+                {"message": "Failed to predict data '[[0]\n [1]]'. \nError: planning failed", "stack_trace": "Traceback"}
+            ),
+            "INTERNAL_ERROR",
+            "planning failed.",
+        ),
+    ],
+)
+def test_an_error_of_mlflows_becomes_one_sentence(status: int, body: str, code: str, sentence: str) -> None:
+    async def mlflow(scope: Scope, receive: Receive, send: Send) -> None:
+        half = len(body) // 2  # in two parts, as middleware sends it
+        await StreamingResponse(iter([body[:half], body[half:]]), status)(scope, receive, OneSentence(scope, receive, send))
+
+    answer = TestClient(mlflow).get("/")
+    assert answer.status_code == status and answer.json()["message"] == sentence and answer.json()["error_code"] == code
+    assert "stack_trace" not in answer.json()

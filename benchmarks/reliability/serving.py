@@ -349,7 +349,7 @@ def stop_under_load(server: Server, clients: int) -> Result:
 
     Other clients ask on meanwhile: each gets a whole answer or none.
     """
-    rows = [[float(row)] * WIDTH for row in range(64)]
+    rows = [[float(row)] * WIDTH for row in range(128)]
     data = [post(json.dumps({"inputs": rows, "params": {"seed": seed}}).encode()) for seed in range(clients)]
     stopped, faults, begun = threading.Event(), [], 0
 

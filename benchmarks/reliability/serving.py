@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -351,7 +351,7 @@ def stop_under_load(server: Server, clients: int) -> Result:
     """
     rows = [[float(row)] * WIDTH for row in range(128)]
     data = [post(json.dumps({"inputs": rows, "params": {"seed": seed}}).encode()) for seed in range(clients)]
-    stopped, faults, begun = threading.Event(), [], 0
+    stopped, faults = threading.Event(), []
 
     def long(number: int) -> Answer | None:
         return server.exchange(data[number])
@@ -377,7 +377,7 @@ def stop_under_load(server: Server, clients: int) -> Result:
         asking = [threads.submit(short) for _ in range(2)]
         time.sleep(0.5)
         answers = [threads.submit(long, number) for number in range(clients)]
-        time.sleep(1)
+        wait(answers, return_when=FIRST_COMPLETED)  # by then the server has read them all
         begun = sum(not answer.done() for answer in answers)
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)

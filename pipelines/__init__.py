@@ -5,6 +5,7 @@ started by `python -m` only the package runs before the module's imports. The li
 """
 
 import ctypes
+import getpass
 import logging
 import os
 
@@ -21,6 +22,12 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # warns at 
 # MLflow prints no lines or progress bars into a stage's output.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+# A container's user may have no name, which DVC, torch and Prefect ask for.
+try:
+    getpass.getuser()
+except (KeyError, OSError):  # OSError from Python 3.13 on
+    os.environ["USER"] = str(os.getuid())
 
 # Prefect sends no usage data, and its log lines start with the stage that they come from.
 os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -1,8 +1,10 @@
 """The command lines of all programs: typer; a ValueError, a user's mistake, exits with its message and no traceback."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,9 +31,32 @@ class App(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            _require_home()
+            if "DVC_ROOT" in os.environ:  # a stage that DVC runs
+                _require_outputs_inside()
             return super().__call__(*args, **kwargs)
         except ValueError as error:
             sys.exit(f"error: {error}")
+
+
+def _require_home() -> None:
+    try:
+        Path.home()
+    except RuntimeError:
+        remedy = "set HOME to a folder for settings and caches, like HOME=/tmp/home"
+        raise ValueError(f"this user has no home folder: {remedy}") from None
+
+
+def _require_outputs_inside() -> None:
+    """Raise ValueError if DVC, which runs this stage, would refuse what it writes."""
+    from pipelines.stages.params import OUTPUTS  # it imports this module
+
+    for folder in OUTPUTS:
+        if not folder.resolve().is_relative_to(Path.cwd()):
+            raise ValueError(
+                f"{folder} is linked to another place, where DVC accepts no results: make it a folder again, and move DVC's cache "
+                "instead, by `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink`"
+            )
 
 
 def main(command: Callable[..., None]) -> None:

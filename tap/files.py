@@ -1,6 +1,7 @@
 """Files that appear completely or not at all."""
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -14,9 +15,10 @@ from typing import Any, BinaryIO
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write under a temporary name, then flushed to disk and renamed to `path`; missing folders are created.
 
-    If the context ends with an exception, `path` is unchanged.
+    If the context ends with an exception, `path` is unchanged. What an earlier process left when it was killed is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_remains(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -26,6 +28,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove the temporary files of `path` whose process has ended, as by kill -9."""
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = remains.name.split(".")[-2]
+        if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
+            continue
+        remains.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:

@@ -183,7 +183,7 @@ class Lineage(Record):
     """Where a model comes from. DVC restores it with the weights."""
 
     run_id: str
-    git_commit: str  # "unknown" outside a git repository
+    git_commit: str  # "unknown" where git cannot tell
     dataset_digest: str
     versions: dict[str, str]
     stage: str
@@ -258,7 +258,7 @@ class Evaluation(Provenance):
     window_length: Absent[int] = None
     recipe: str = ""  # a digest of all that determines a score except seed and code; empty in files of early versions
     runs: dict[str, str | None]  # run ids by stage; None for a model without lineage
-    git_commit: str  # "unknown" outside a git repository
+    git_commit: str  # "unknown" where git cannot tell
     ablation: Absent[str] = None
 
 

@@ -7,21 +7,25 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import yaml
 
 from pipelines.orchestration import process
+from tap.files import write_atomically
 from tap.settings import read_params_file
 
 PARAMS = Path("params.yaml")
-DVC_FOLDER = Path(".dvc/tmp")
+DVC_FOLDER, RUN_CACHE, LOCK_FILE = Path(".dvc/tmp"), Path(".dvc/cache/runs"), Path("dvc.lock")
 # What DVC prints after each stage: repeated advice about git and remotes.
 ADVICE = re.compile(
     r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
 )
+NO_GIT = "is not a git repository"  # in DVC's words
 T = TypeVar("T")
 LOG_PROGRESS_EVERY = 30  # seconds; a terminal shows every step of a progress bar instead
 
@@ -118,7 +122,7 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
         _resolve_params()
     lines: list[str] = []
     if dvc("status", "--json", *map(str, chosen), show=lambda line, _: lines.append(line)):
-        raise ValueError("\n".join(["`dvc status` failed:", *lines]))
+        raise ValueError(_remedy(lines) or "\n".join(["`dvc status` failed:", *lines]))
     changed = json.loads(next(line for line in lines if line.startswith("{")))
     found: set[Instance] = set()
     for instance in chosen:
@@ -131,7 +135,17 @@ def _resolve_params() -> None:
     lines: list[str] = []
     if dvc("repro", "--single-item", str(PARAMS_STAGE), show=lambda line, _: lines.append(line)):
         output = "\n".join(line for line in lines if not line.startswith(("Running stage", "> ", "ERROR: failed to reproduce")))
-        raise ValueError(output.strip().removeprefix("error: "))
+        raise ValueError(_remedy(lines) or output.strip().removeprefix("error: "))
+
+
+def _remedy(lines: Sequence[str]) -> str | None:
+    """What to do about an error of DVC that does not say so."""
+    if any(NO_GIT in line for line in lines):
+        here = Path.cwd()
+        return (
+            f"{here} {NO_GIT}, which DVC needs: run `git init` here; or `dvc config --local core.no_scm true`, to do without it"
+        )
+    return None
 
 
 def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:
@@ -144,6 +158,15 @@ def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping
         return process.run(command, show, environment, keep_open=[lock])
 
 
+def _repair() -> None:
+    """Undo what a DVC that was killed leaves in this folder, and what would stop every later one."""
+    _remove_dead_locks()
+    _restore_lock_file()
+    for entry in RUN_CACHE.glob("*/*"):
+        with suppress(OSError):  # it is not empty
+            entry.rmdir()  # DVC fails where an entry of its run cache is empty
+
+
 def _remove_dead_locks() -> None:
     """DVC considers a killed run's lock active if another process now has its id, as in a restarted container."""
     rwlock = DVC_FOLDER / "rwlock"
@@ -151,7 +174,35 @@ def _remove_dead_locks() -> None:
         rwlock.unlink(missing_ok=True)
 
 
-TURN = process.Turn(DVC_FOLDER / "tap.lock", _remove_dead_locks)
+def _restore_lock_file() -> None:
+    """DVC writes dvc.lock in place, and a kill leaves a part of it: keep a copy of a whole one, and put it back for a part.
+
+    What was computed since the copy is in DVC's run cache. A file with git's conflict markers is left to the user.
+    """
+    copy = DVC_FOLDER / LOCK_FILE.name
+    content = LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
+    if content is None or b"<<<<<<<" in content or (copy.exists() and content == copy.read_bytes()):
+        return
+    if _is_whole(content):
+        write_atomically(copy, content)
+    elif copy.exists():
+        write_atomically(LOCK_FILE, copy.read_bytes())
+    else:
+        LOCK_FILE.unlink()
+
+
+def _is_whole(content: bytes) -> bool:
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA  # slow to load
+    from voluptuous import Invalid
+
+    try:
+        COMPILED_LOCKFILE_SCHEMA(yaml.load(content, yaml.CSafeLoader))
+    except (yaml.YAMLError, Invalid):
+        return False
+    return True
+
+
+TURN = process.Turn(DVC_FOLDER / "tap.lock", _repair)
 
 
 def _is_dvc(pid: int) -> bool:

@@ -251,8 +251,12 @@ def restore(chosen: Sequence[Instance]) -> State[Any]:
 
 
 def _commit() -> str:
-    """The commit for the workers. Raises ValueError if this folder has uncommitted changes."""
+    """The commit for the workers. Raises ValueError if this folder has uncommitted changes, or its commit is unknown."""
     commit, dirty = tracking.git_state()
+    if dirty == "unknown":
+        raise ValueError(
+            "git does not tell this folder's commit (`git status` says why), and workers run commits: correct that first"
+        )
     if dirty:
         raise ValueError(
             "tap/, pipelines/, params.yaml or dvc.yaml have uncommitted changes: workers run commits, so commit first"

@@ -1,7 +1,7 @@
 """The model card of a registered policy, in Markdown: method, score, data, evaluation, lineage, limits and use."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tap.estimates import Estimate
 from tap.results import Evaluation, ValidationReport
@@ -17,12 +17,18 @@ METRICS = {
     "return": "undiscounted return",
 }
 NAMES = {"tap": "TAP", "bc": "Behaviour cloning"}
+CHANGES: dict[bool | str, str] = {True: ", with uncommitted changes", False: "", "unknown": ""}  # of an unknown commit
 SHOWN_WARNINGS = 3  # MLflow limits a description to 5,000 characters
 PROMOTION = "\n## Promotion\n"
 
 
 def model_card(
-    name: str, evaluation: Evaluation, validation: ValidationReport, *, latency_budget_ms: float, git_dirty: bool
+    name: str,
+    evaluation: Evaluation,
+    validation: ValidationReport,
+    *,
+    latency_budget_ms: float,
+    git_dirty: bool | Literal["unknown"],
 ) -> str:
     """The card of one version of the registered model `name`, from its evaluation and its dataset's validation."""
     versions, latency, returns = evaluation.versions, evaluation.latency_ms, validation.episode_return
@@ -59,7 +65,7 @@ offline, on recorded trajectories alone, at {evaluation.scale} scale.
 
 ## Lineage
 
-- git commit {evaluation.git_commit}{", with uncommitted changes" if git_dirty else ""}
+- git commit {evaluation.git_commit}{CHANGES[git_dirty]}
 - recipe {evaluation.recipe}: digest of params, data, simulator and protocol, without seed and code
 - runs: {", ".join(f"{stage} {run or 'untracked'}" for stage, run in evaluation.runs.items())}
 

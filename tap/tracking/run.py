@@ -36,6 +36,7 @@ from tap.tracking.outbox import Record, record_folders, start_of
 
 DATA_TAGS = {"dataset", "seed", "scale", "dataset_digest"}
 PARENTS = ("sweep", "train_evaluate")  # runs with child runs, not necessarily of one dataset
+CODE = ("tap", "pipelines", "params.yaml", "dvc.yaml")  # a running pipeline also changes metrics and dvc.lock
 MAX_PAUSE = 300  # seconds between two attempts to deliver during an outage
 
 logger = logging.getLogger(__name__)
@@ -312,18 +313,23 @@ def lineage(stage: str, run: Run, dataset_digest: str, minutes: float | None) ->
     )
 
 
-def git_state() -> tuple[str, bool]:
-    """The commit checked out, "unknown" outside a git repository, and whether code or params differ from it."""
+def git_state() -> tuple[str, bool | Literal["unknown"]]:
+    """The commit checked out, and whether code or params differ from it.
 
-    def git(*arguments: str) -> str:
+    Both are "unknown" where git cannot tell: without a repository, in another user's, or in one that does not contain the code.
+    """
+
+    def git(*arguments: str) -> str | None:
         try:
             return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
-            return ""
+            return None
 
-    # A running pipeline changes metrics and dvc.lock, which are not code.
-    changes = git("status", "--porcelain", "--", "tap", "pipelines", "params.yaml", "dvc.yaml")
-    return git("rev-parse", "HEAD") or "unknown", bool(changes)
+    commit, tracked = git("rev-parse", "--verify", "HEAD"), git("ls-files", "--", *CODE)
+    changes = git("status", "--porcelain", "--", *CODE)
+    if not commit or not tracked or changes is None:
+        return "unknown", "unknown"
+    return commit, bool(changes)
 
 
 @contextmanager

@@ -54,8 +54,8 @@ def _require_outputs_inside() -> None:
     for folder in OUTPUTS:
         if not folder.resolve().is_relative_to(Path.cwd()):
             raise ValueError(
-                f"{folder} is linked to another place, where DVC accepts no results: make it a folder again, and move DVC's cache "
-                "instead, by `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink`"
+                f"{folder} is linked to another place, where DVC accepts no results: make it a folder again, and move DVC's "
+                "cache instead, by `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink`"
             )
 
 

@@ -56,3 +56,22 @@ def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) ->
     )
     assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT).returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"
+
+
+def test_the_next_write_removes_what_a_killed_process_left_and_nothing_of_one_at_work(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    script = (
+        "import os, signal, sys; from pathlib import Path; from tap.files import write_atomically;"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL); write_atomically(Path(sys.argv[1]), b'new')"
+    )
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1  # the second removed the first one's
+    with atomic_file(tmp_path / "other") as file:
+        file.write(b"x")
+        at_work = list(tmp_path.glob(".other.*"))
+        write_atomically(path, b"new")
+        assert sorted(tmp_path.iterdir()) == sorted([path, *at_work])
+        write = "import sys; from pathlib import Path; from tap.files import write_atomically as w; w(Path(sys.argv[1]), b'y')"
+        subprocess.run([sys.executable, "-c", write, str(tmp_path / "other")], cwd=ROOT, check=True)
+    assert (tmp_path / "other").read_bytes() == b"x"  # the last to end

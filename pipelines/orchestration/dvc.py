@@ -195,6 +195,8 @@ def _is_whole(content: bytes) -> bool:
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA  # slow to load
     from voluptuous import Invalid
 
+    if not content.endswith(b"\n"):  # the rest may be valid, with half of a digest at its end
+        return False
     try:
         COMPILED_LOCKFILE_SCHEMA(yaml.load(content, yaml.CSafeLoader))
     except (yaml.YAMLError, Invalid):

@@ -197,7 +197,7 @@ def test_lineage_names_run_code_data_and_versions(store: str) -> None:
 def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert tracking.git_state() == ("unknown", False)
+    assert tracking.git_state() == ("unknown", "unknown")
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]

@@ -118,9 +118,12 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def left_behind(folder: Path, case: str) -> list[str]:
-    """What a finished case may not leave: processes, runs that are RUNNING or undelivered, locks, temporary files."""
-    deadline = time.monotonic() + 40  # watchdogs need up to 30 seconds
+def left_behind(folder: Path, case: str, patience: float = 40) -> list[str]:
+    """What a finished case may not leave: processes, runs that are RUNNING or undelivered, locks, temporary files.
+
+    Processes have `patience` seconds to end: watchdogs need up to 30.
+    """
+    deadline = time.monotonic() + patience
     while (alive := _processes(case)) and time.monotonic() < deadline:
         time.sleep(0.5)
     found = [f"process: {' '.join(each)}" for each in alive]
@@ -130,7 +133,7 @@ def left_behind(folder: Path, case: str) -> list[str]:
     found += [f"run: {run.info.run_name} is {run.info.status}" for run in runs if run.info.status not in ("KILLED", "FAILED")]
     found += [f"record: {path.name}" for path in (folder / ".tracking").glob("*")]
     rwlock = folder / ".dvc/tmp/rwlock"
-    if rwlock.exists() and json.loads(rwlock.read_text() or "null") != {}:
+    if rwlock.exists() and "pid" in rwlock.read_text():
         found.append(f"lock: {rwlock.read_text()}")
     temporary = [path for pattern in ("*.tmp", "*.delivered") for path in folder.rglob(pattern)]
     return found + [f"file: {path.relative_to(folder)}" for path in temporary]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from httpx import TransportError
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
@@ -169,7 +170,15 @@ def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool, jobs
         print(f"All {len(chosen)} stages are up to date.\n\n{conclude(chosen, promote)}")
         return
     start_server()
-    state = pipeline(datasets, seeds, promote, jobs, return_state=True)
+    try:
+        state = pipeline(datasets, seeds, promote, jobs, return_state=True)
+    except (TransportError, RuntimeError) as error:  # RuntimeError: while the flow starts
+        if isinstance(error, RuntimeError) and not str(error).startswith("Failed to reach API"):
+            raise
+        raise ValueError(
+            f"Prefect's server does not respond ({error}): the next `tap run` continues from what is done; if PREFECT_API_URL names "
+            "a server of your own, start that first"
+        ) from error
     if not state.is_completed():
         raise ValueError(state.message)
 

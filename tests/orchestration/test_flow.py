@@ -158,6 +158,17 @@ def test_sigterm_ends_the_flow_and_its_stages(project: Path, prefect_server: Non
     assert all(map(gone, stages))
 
 
+def test_a_server_that_does_not_respond_ends_the_flow_with_one_sentence(project: Path) -> None:
+    code = "from pipelines.orchestration import flow; flow.run(['a'], [0], promote=False)"
+    dead = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "0", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=os.environ | dead, capture_output=True, text=True)
+    expected = (
+        "ValueError: Prefect's server does not respond (Failed to reach API at http://127.0.0.1:9/api/): the next `tap run`"
+    )
+    assert expected in result.stderr
+    assert ran(project) == ["params"]
+
+
 def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:
     running = start(project, None)
     family = psutil.Process(running.pid).children(recursive=True)

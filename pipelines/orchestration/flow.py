@@ -176,8 +176,8 @@ def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool, jobs
         if isinstance(error, RuntimeError) and not str(error).startswith("Failed to reach API"):
             raise
         raise ValueError(
-            f"Prefect's server does not respond ({error}): the next `tap run` continues from what is done; if PREFECT_API_URL names "
-            "a server of your own, start that first"
+            f"Prefect's server does not respond ({error}): the next `tap run` continues from what is done; if PREFECT_API_URL "
+            "names a server of your own, start that first"
         ) from error
     if not state.is_completed():
         raise ValueError(state.message)

@@ -120,9 +120,12 @@ class Record:
 
 
 def record_folders(outbox: Path) -> list[Path]:
-    """The folders of all records in an outbox, in the order in which their runs started; deletes the rest of removed ones."""
+    """The folders of all records in an outbox, in the order in which their runs started; deletes the rest of other folders."""
     for folder in outbox.glob(f"*{DELIVERED}"):
         shutil.rmtree(folder, ignore_errors=True)
+    for folder in outbox.glob("*/"):
+        with suppress(OSError):  # not empty: only the folder of a run that ended before it wrote anything is
+            folder.rmdir()  # `Record.create` makes it again if that run has only just begun
     return [folder for _, folder in sorted((_started(path), path.parent) for path in outbox.glob(f"*/{EVENTS}"))]
 
 

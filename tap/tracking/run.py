@@ -187,7 +187,8 @@ def start_run(
             record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=all_tags)
             record.flush()
         except OSError as error:
-            raise ValueError(f"{runtime.outbox} cannot be written ({error}): set TAP_OUTBOX to a writable folder") from None
+            remedy = "free some space and allow writing there, or set TAP_OUTBOX to another folder; then run again"
+            raise ValueError(f"{runtime.outbox} cannot be written ({error.strerror}): {remedy}") from None
         run = Run(record, _killed(runtime.outbox, all_tags["dvc_stage"], record.key), runtime.tracking_uri)
         status = "FINISHED"
         try:

@@ -68,7 +68,7 @@ def _sync_folder(folder: Path) -> None:
 
 def explain_disk(error: OSError) -> str | None:
     """One sentence with path, cause and remedy, without its full stop; None if the error is not the disk's."""
-    if error.errno not in REMEDIES or (error.filename is None and isinstance(error, PermissionError)):  # of a process, or a port
+    if error.errno not in REMEDIES or (isinstance(error, PermissionError) and error.filename is None):  # of a port, for example
         return None
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{os.strerror(error.errno)}: {REMEDIES[error.errno]}, then run the same command again: it resumes"

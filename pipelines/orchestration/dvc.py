@@ -17,7 +17,7 @@ from pipelines.orchestration import process
 from tap.settings import read_params_file
 
 PARAMS = Path("params.yaml")
-DVC_FOLDER = Path(".dvc/tmp")
+DVC_FOLDER, LOCK = Path(".dvc/tmp"), Path("dvc.lock")
 # What DVC prints after each stage: repeated advice about git and remotes.
 ADVICE = re.compile(
     r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
@@ -116,8 +116,8 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
     """
     if PARAMS_STAGE in chosen:
         _resolve_params()
-    lines: list[str] = []
-    if dvc("status", "--json", *map(str, chosen), show=lambda line, _: lines.append(line)):
+    code, lines = _output_of("status", "--json", *map(str, chosen))
+    if code:
         raise ValueError("\n".join(["`dvc status` failed:", *lines]))
     changed = json.loads(next(line for line in lines if line.startswith("{")))
     found: set[Instance] = set()
@@ -128,10 +128,25 @@ def stale(chosen: Sequence[Instance]) -> set[Instance]:
 
 
 def _resolve_params() -> None:
-    lines: list[str] = []
-    if dvc("repro", "--single-item", str(PARAMS_STAGE), show=lambda line, _: lines.append(line)):
+    code, lines = _output_of("repro", "--single-item", str(PARAMS_STAGE))
+    if code:
         output = "\n".join(line for line in lines if not line.startswith(("Running stage", "> ", "ERROR: failed to reproduce")))
         raise ValueError(output.strip().removeprefix("error: "))
+
+
+def _output_of(*arguments: str) -> tuple[int, list[str]]:
+    """Run a `dvc` command; its exit code and its lines. If it finds dvc.lock damaged, remove that file and run it again.
+
+    DVC writes dvc.lock in place: a full disk leaves it empty, and then DVC refuses to run. Without the file, DVC restores
+    finished stages from its run cache.
+    """
+    lines: list[str] = []
+    code = dvc(*arguments, show=lambda line, _: lines.append(line))
+    if code and any(LOCK.name in line and re.search("validation failed|corrupted", line) for line in lines):
+        print(f"{LOCK} is damaged, as a full disk leaves it: DVC makes it again from its cache")
+        LOCK.unlink()
+        return _output_of(*arguments)
+    return code, lines
 
 
 def dvc(*arguments: str, show: Callable[[str, bool], None], environment: Mapping[str, str] | None = None) -> int:

@@ -73,8 +73,8 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
 def download(url: str, target: Path) -> Path:
     """Download a whole file to `target`.part, resuming where an earlier attempt stopped; returns that path.
 
-    Raises ValueError, with a remedy, if there is no connection, or the server does not send all of the file; OSError if that path
-    cannot be written.
+    Raises ValueError, with a remedy, if there is no connection, or the server does not send all of the file; OSError if the
+    disk refuses it.
     """
     part = target.with_name(target.name + ".part")
     remedy = f"run again to resume, or put the file at {target} yourself"

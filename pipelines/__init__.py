@@ -19,7 +19,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; creating 
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # warns at each retry; a run warns once for all of them
 
-# MLflow prints no lines or progress bars into a stage's output.
+# MLflow prints no lines, tracebacks or progress bars into a stage's output.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # logs each error of a database that it raises
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 

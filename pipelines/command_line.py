@@ -1,4 +1,4 @@
-"""The command lines of all programs: typer; a ValueError, a user's mistake, exits with its message and no traceback."""
+"""The command lines of all programs: typer; a user's mistake and a full disk exit with one message and no traceback."""
 
 import inspect
 import os
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tap import settings
+from tap.files import explain_disk
 
 Dataset = Annotated[str, typer.Argument(help="A dataset id listed in params.yaml.", show_default=False)]
 Seed = Annotated[int, typer.Argument(help="A training seed.", show_default=False)]
@@ -20,7 +21,7 @@ Method = Annotated[settings.Method, typer.Argument(help="A method other than TAP
 
 
 class App(typer.Typer):
-    """A typer app that exits with the message of a ValueError, without a traceback."""
+    """A typer app that exits with the message of a ValueError, and of an OSError of the disk, without a traceback."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -37,6 +38,10 @@ class App(typer.Typer):
             return super().__call__(*args, **kwargs)
         except ValueError as error:
             sys.exit(f"error: {error}")
+        except OSError as error:
+            if (sentence := explain_disk(error)) is None:
+                raise
+            sys.exit(f"error: {sentence}")
 
 
 def _require_home() -> None:

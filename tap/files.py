@@ -1,33 +1,79 @@
-"""Files that appear completely or not at all."""
+"""Files that appear completely or not at all, and what helps where the disk refuses them."""
 
+import errno
 import fcntl
 import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# What a user can do about the errors of a disk, by errno. With others, such as ENOENT, a program may be at fault.
+REMEDIES = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some of your quota there",
+    errno.EROFS: "make its file system writable",
+    errno.EACCES: "allow this user to read and write there",
+    errno.EPERM: "allow this user to read and write there",
+    errno.EIO: "check that disk, or move the project to another",
+}
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write under a temporary name, then flushed to disk and renamed to `path`; missing folders are created.
 
-    If the context ends with an exception, `path` is unchanged. What an earlier process left when it was killed is removed.
+    After the context, the file survives a loss of power. If the context ends with an exception, `path` is unchanged. An OSError
+    names `path`. What an earlier process left when it was killed is removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_remains(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with errors_name(path, instead_of=(None, str(temporary))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_remains(path)
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a file system that has become read-only: the first error says so
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_name(path: Path, instead_of: Sequence[str | None] = (None,)) -> Iterator[None]:
+    """Make an OSError in the context name `path` if it names one of `instead_of`: that of a write or a flush names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in instead_of:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder to disk: without it, a loss of power may undo a rename in it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no such operation
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def explain_disk(error: OSError) -> str | None:
+    """One sentence with path, cause and remedy, without its full stop; None if the error is not the disk's."""
+    if error.errno not in REMEDIES or (isinstance(error, PermissionError) and error.filename is None):  # of a port, for example
+        return None
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{os.strerror(error.errno)}: {REMEDIES[error.errno]}, then run the same command again: it resumes"
 
 
 def _remove_remains(path: Path) -> None:

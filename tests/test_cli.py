@@ -1,5 +1,7 @@
 """The `tap` command, as a person at a terminal meets it."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.command_line import App
 
 COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui", "worker", "sweep", "reap")
 
@@ -48,6 +51,31 @@ def test_a_mistake_gets_one_message(params_yaml_with: Callable[..., Path], monke
         app(["run", "--dataset", "hooper"])
     with pytest.raises(SystemExit, match=r"^error: .*hopper-medium-replay-0.json does not exist"):
         app(["promote", "hopper-medium-replay"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
+def test_what_the_disk_refuses_ends_every_command_with_one_message(number: int) -> None:
+    app = App()
+
+    @app.command()
+    def command() -> None:
+        raise OSError(number, os.strerror(number), "data/x.json")
+
+    with pytest.raises(
+        SystemExit, match=rf"^error: data/x.json: {os.strerror(number)}: [^:]+, then run the same command again"
+    ):
+        app([])
+
+
+def test_other_errors_of_the_system_keep_their_traceback() -> None:
+    app = App()
+
+    @app.command()
+    def command() -> None:
+        raise FileNotFoundError(errno.ENOENT, "no such file", "data/x.json")
+
+    with pytest.raises(FileNotFoundError):
+        app([])
 
 
 def test_a_team_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

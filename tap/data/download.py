@@ -12,7 +12,7 @@ import h5py
 from tqdm import tqdm
 
 from tap.data.catalog import DatasetInfo
-from tap.files import locked, read_json, sha256, write_json
+from tap.files import REMEDIES, errors_name, locked, read_json, sha256, write_json
 
 TIMEOUT = 30  # seconds without a response
 CHUNK = 1 << 20  # bytes
@@ -73,7 +73,8 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
 def download(url: str, target: Path) -> Path:
     """Download a whole file to `target`.part, resuming where an earlier attempt stopped; returns that path.
 
-    Raises ValueError, with a remedy, if there is no connection, or the server does not send all of the file.
+    Raises ValueError, with a remedy, if there is no connection, or the server does not send all of the file; OSError if the
+    disk refuses it.
     """
     part = target.with_name(target.name + ".part")
     remedy = f"run again to resume, or put the file at {target} yourself"
@@ -82,6 +83,8 @@ def download(url: str, target: Path) -> Path:
         try:
             total = _receive(url, part)
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in REMEDIES:  # the disk's, not the connection's
+                raise
             raise ValueError(f"cannot download {url}: {error}: {remedy}") from error
         size = _size(part)
         if size == total or total is None:
@@ -110,6 +113,7 @@ def _receive(url: str, part: Path) -> int | None:
         size = span[2] if span else response.headers.get("Content-Length")
         total = int(size) if size else None
         with (
+            errors_name(part),
             part.open("ab" if resumed else "wb") as file,
             tqdm(total=total, initial=have if resumed else 0, unit="B", unit_scale=True, desc=part.stem, disable=None) as bar,
         ):

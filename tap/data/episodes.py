@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -144,17 +144,20 @@ def save_episodes(folder: Path, parts: Iterable[Episodes], lengths: np.ndarray) 
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     with ExitStack() as stack:
         files = {name: stack.enter_context(atomic_file(folder / f"{name}.npy")) for name in ARRAYS}
-        np.save(files["offsets"], offsets, allow_pickle=False)
+        _write_header(files["offsets"], offsets, len(offsets))
+        files["offsets"].write(offsets.data)
         begun = False
         for part in parts:
             for name in ARRAYS.keys() - {"offsets"}:
                 array = np.ascontiguousarray(getattr(part, name))
                 if not begun:
-                    header = {
-                        "descr": np.lib.format.dtype_to_descr(array.dtype),
-                        "fortran_order": False,
-                        "shape": (int(offsets[-1]), *array.shape[1:]),
-                    }
-                    np.lib.format.write_array_header_1_0(files[name], header)
+                    _write_header(files[name], array, int(offsets[-1]))
                 files[name].write(array.data)
             begun = True
+
+
+def _write_header(file: BinaryIO, array: np.ndarray, rows: int) -> None:
+    """The beginning of an .npy file of `rows` rows like `array`'s. `np.save` would not say why a disk refuses its data."""
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": (rows, *array.shape[1:])}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -4,6 +4,7 @@ In an outage of the tracking server a delivery raises what MLflow raises, and th
 """
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -14,6 +15,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
 from tap.files import locked
 from tap.tracking.outbox import Record
@@ -43,11 +45,29 @@ def connect(tracking_uri: str) -> MlflowClient:
         return client
     # Two processes that create the tables of one new file at the same time both fail.
     with locked(file.parent):
+        if not file.exists():
+            _create(file)
         client, artifacts = MlflowClient(tracking_uri), (file.parent / ARTIFACTS).as_uri()
         stored = experiment(client, artifacts).artifact_location
         if stored != artifacts and stored.startswith("file:") and stored.endswith(f"/{ARTIFACTS}"):
             _move_artifacts(file, stored, artifacts)
         return client
+
+
+def _create(file: Path) -> None:
+    """A new store with all its tables. MLflow creates them in hundreds of steps, and cannot go on if one fails."""
+    folder = file.with_name(f".{file.name}.tmp")
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed process has left
+    folder.mkdir()
+    try:
+        engine = create_sqlalchemy_engine(f"sqlite:///{folder / file.name}")
+        try:
+            _initialize_tables(engine)
+        finally:
+            engine.dispose()
+        (folder / file.name).rename(file)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move_artifacts(file: Path, old: str, new: str) -> None:

@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from tap.files import write_atomically
+from tap.files import errors_name, write_atomically
 
 EVENTS = "events.jsonl"
 DELIVERED = ".delivered"  # suffix of a folder that is being removed
@@ -70,7 +70,7 @@ class Record:
     def append(self, event: str, **content: Any) -> None:
         """Write an event, which survives a kill of this process; its time in ms is now unless `content` has one."""
         line = json.dumps({"event": event, "time": time.time_ns() // 1_000_000} | content).encode() + b"\n"
-        with self._writing:
+        with self._writing, errors_name(self.folder / EVENTS):
             size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) != len(line):
                 os.ftruncate(self._file.fileno(), size)  # half a line would damage the next one
@@ -78,7 +78,8 @@ class Record:
 
     def flush(self) -> None:
         """Sync to disk, so that what was written survives a loss of power."""
-        os.fsync(self._file.fileno())
+        with errors_name(self.folder / EVENTS):
+            os.fsync(self._file.fileno())
 
     def add_artifact(self, name: str, text: str) -> None:
         """Keep a text as a file."""
@@ -89,7 +90,8 @@ class Record:
         """Keep the model that `save` writes into a folder that does not exist yet."""
         folder = self.folder / "model"
         shutil.rmtree(folder, ignore_errors=True)
-        save(folder)
+        with errors_name(folder):
+            save(folder)
         self.append("model")
 
     def events(self, position: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -118,9 +120,12 @@ class Record:
 
 
 def record_folders(outbox: Path) -> list[Path]:
-    """The folders of all records in an outbox, in the order in which their runs started; deletes the rest of removed ones."""
+    """The folders of all records in an outbox, in the order in which their runs started; deletes the rest of other folders."""
     for folder in outbox.glob(f"*{DELIVERED}"):
         shutil.rmtree(folder, ignore_errors=True)
+    for folder in outbox.glob("*/"):
+        with suppress(OSError):  # not empty: only the folder of a run that ended before it wrote anything is
+            folder.rmdir()  # `Record.create` makes it again if that run has only just begun
     return [folder for _, folder in sorted((_started(path), path.parent) for path in outbox.glob(f"*/{EVENTS}"))]
 
 

@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ def model_name(dataset: str) -> str:
 def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int) -> None:
     """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
-    `example_observations` (n, O) become the input example.
+    `example_observations` (n, O) become the input example. Raises OSError if the outbox cannot be written.
     """
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, example_observations.shape[1]))]),
@@ -46,18 +48,25 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, 
         params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
     )
     code = Path(__file__).parents[1]
-    run.log_model(
-        lambda folder: mlflow.pyfunc.save_model(
-            path=str(folder),
-            python_model=str(code / "serving/policy.py"),
-            artifacts={"policy": str(policy_folder)},
-            code_paths=[str(code)],
-            model_config={"device": None},  # MLflow overrides only keys that it finds here
-            signature=signature,
-            input_example=example_observations.astype(np.float64),
-            pip_requirements=_requirements(),
-        )
-    )
+
+    def save(folder: Path) -> None:
+        try:
+            mlflow.pyfunc.save_model(
+                path=str(folder),
+                python_model=str(code / "serving/policy.py"),
+                artifacts={"policy": str(policy_folder)},
+                code_paths=[str(code)],
+                model_config={"device": None},  # MLflow overrides only keys that it finds here
+                signature=signature,
+                input_example=example_observations.astype(np.float64),
+                pip_requirements=_requirements(),
+            )
+        except (MlflowException, shutil.Error) as error:  # of a tree's copy: the disk's error is left as a text
+            if not (number := re.search(r"\[Errno (\d+)\]", f"{error} {error.__cause__}")):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
+
+    run.log_model(save)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,11 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run, created by `start_run`. Its methods neither raise nor wait for the store, whatever fails."""
+    """A run, created by `start_run`. Its methods never wait for the store, and never raise because of it.
+
+    If the outbox cannot be written, `log_model` and `register` raise OSError: a policy is a result, and without it the stage is
+    not complete. The other methods warn once.
+    """
 
     def __init__(self, record: Record, killed: Sequence[Record], tracking_uri: str) -> None:
         self.id = record.key
@@ -66,12 +70,12 @@ class Run:
         self._write(lambda record: record.add_artifact(name, json.dumps(value, indent=2)))
 
     def log_model(self, save: Callable[[Path], None]) -> None:
-        """Log the model that `save` writes, in MLflow's format, into a folder that does not exist yet."""
-        self._write(lambda record: record.add_model(save))
+        """Log the model that `save` writes, in MLflow's format, into a folder that does not exist yet. Raises OSError."""
+        self._record.add_model(save)
 
     def register(self, name: str, tags: Mapping[str, Any], description: str = "") -> None:
-        """Register the logged model as the next version of `name`; `description` is Markdown."""
-        self._write(lambda record: record.append("version", name=name, tags=_texts(tags), description=description))
+        """Register the logged model as the next version of `name`; `description` is Markdown. Raises OSError."""
+        self._record.append("version", name=name, tags=_texts(tags), description=description)
 
     def _write(self, write: Callable[[Record], None]) -> None:
         try:
@@ -184,7 +188,8 @@ def start_run(
             record.append("start", name=name, parent=runtime.parent_run, params=flat, tags=all_tags)
             record.flush()
         except OSError as error:
-            raise ValueError(f"{runtime.outbox} cannot be written ({error}): set TAP_OUTBOX to a writable folder") from None
+            remedy = "free some space and allow writing there, or set TAP_OUTBOX to another folder; then run again"
+            raise ValueError(f"{runtime.outbox} cannot be written ({error.strerror}): {remedy}") from None
         run = Run(record, _killed(runtime.outbox, all_tags["dvc_stage"], record.key), runtime.tracking_uri)
         status = "FINISHED"
         try:

@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +70,15 @@ def test_what_is_saved_is_loaded_again_and_cannot_be_changed(tmp_path: Path) -> 
             array[0] = 0
     assert episodes.offsets.tolist() == [0, 3, 7]
     assert {path.name for path in (tmp_path / "hopper/episodes").iterdir()} == {f"{name}.npy" for name in ARRAYS}
+
+
+@pytest.mark.parametrize("name", ["offsets", "observations"])
+def test_a_full_disk_has_its_errno_whichever_array_it_refuses(tmp_path: Path, name: str) -> None:
+    (tmp_path / f".{name}.npy.{os.getpid()}.tmp").symlink_to("/dev/full")
+    parts = [random_episodes([3] * 2000, 2, 1)]  # more than a buffer
+    with pytest.raises(OSError) as caught:
+        save_episodes(tmp_path, parts, np.full(2000, 3))
+    assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -75,6 +75,17 @@ def test_instances_run_after_what_they_build_on(project: Path) -> None:
     assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))
 
 
+@pytest.mark.parametrize("damaged", ["", "schema: '2.0'\nstages:\n  par"], ids=["empty", "cut off"])
+def test_a_lock_file_that_a_full_disk_has_damaged_is_made_again_and_nothing_runs_twice(project: Path, damaged: str) -> None:
+    chain = repro.instances(["a"], [0])[:3]
+    repro.dvc("repro", *map(str, chain), show=lambda line, passing: None)
+    assert sorted(ran(project)) == sorted(CHAIN[:3]) and repro.stale(chain) == set()
+    (project / "dvc.lock").write_text(damaged)
+    repro.stale(chain)
+    assert repro.dvc("repro", *map(str, chain), show=lambda line, passing: None) == 0
+    assert ran(project) == [] and repro.stale(chain) == set()
+
+
 def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
     with pytest.raises(ValueError, match=r"params.yaml: datasets: 'd' is not listed.*a, b-c"):
         repro.instances(["a", "d"], None)

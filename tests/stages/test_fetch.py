@@ -1,3 +1,4 @@
+import errno
 import functools
 import http.server
 import json
@@ -155,6 +156,15 @@ def test_a_broken_off_download_is_noticed_and_finished_later(server: Server, pla
     assert not place.lock.exists()
     server.cut = 0
     assert place.obtain().read_bytes() == server.content
+
+
+def test_a_download_on_a_full_disk_names_its_file_and_not_the_connection(server: Server, place: Place) -> None:
+    place.shared.mkdir()
+    part = place.shared / "hopper.hdf5.part"
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        place.obtain()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(part))
 
 
 def test_a_leftover_longer_than_the_file_is_fetched_anew(server: Server, place: Place) -> None:

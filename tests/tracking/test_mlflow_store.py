@@ -1,7 +1,9 @@
+import resource
 from pathlib import Path
 
 import mlflow
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from tap.tracking.mlflow_store import connect, experiment
 
@@ -32,3 +34,17 @@ def test_artifacts_that_are_kept_elsewhere_stay_there(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     mlflow.MlflowClient(uri).create_experiment("tap", artifact_location="s3://bucket/mlartifacts")
     assert experiment(connect(uri)).artifact_location == "s3://bucket/mlartifacts"
+
+
+def test_a_store_whose_creation_failed_on_a_full_disk_is_created_by_the_next_attempt(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        with pytest.raises(OperationalError):
+            connect(uri)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    assert connect(uri).get_experiment_by_name("tap") is not None
+    assert (tmp_path / "mlflow.db").stat().st_size > 300_000

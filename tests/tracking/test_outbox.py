@@ -61,6 +61,13 @@ def test_a_full_disk_spoils_no_line(tmp_path: Path) -> None:
     assert steps(record) == [0, 2]
 
 
+def test_a_run_that_ended_before_it_wrote_anything_leaves_no_folder(tmp_path: Path) -> None:
+    record = Record.create(tmp_path, "key")
+    record.append("start")
+    (tmp_path / "empty").mkdir()
+    assert record_folders(tmp_path) == [tmp_path / "key"] == list(tmp_path.iterdir())
+
+
 def test_one_holder_at_a_time_and_a_removed_record_is_begun_anew(tmp_path: Path) -> None:
     held = Record.create(tmp_path, "key")
     held.append("start", step=0)

@@ -1,5 +1,6 @@
 """Runs in real stores: a new sqlite file, a server, a server that dies, a port without a server."""
 
+import errno
 import json
 import logging
 import os
@@ -463,6 +464,21 @@ def test_an_outbox_that_cannot_be_written_is_named(store: str, folder: Path) -> 
         run(store, runtime={"outbox": "file/outbox"}),
     ):
         pass
+
+
+def test_a_policy_that_cannot_be_kept_ends_the_stage_but_metrics_that_cannot_only_warn(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=r"No space left on device: '\.tracking/\w+/model'"), run(store) as tracked:
+        tracked.log_model(full)
+    assert stored(store, tracked.id).info.status == "FAILED"
+    with run(store) as tracked:
+        (outbox := Path(tracked._record.folder) / "artifacts").write_text("a file where a folder belongs")
+        tracked.log_json({}, "metrics.json")
+    assert f"{outbox.parent} cannot be written" in caplog.text and stored(store, tracked.id).info.status == "FINISHED"
 
 
 # Runs that belong together.

@@ -1,5 +1,5 @@
 import errno
-import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,13 +72,17 @@ def test_what_is_saved_is_loaded_again_and_cannot_be_changed(tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "hopper/episodes").iterdir()} == {f"{name}.npy" for name in ARRAYS}
 
 
-@pytest.mark.parametrize("name", ["offsets", "observations"])
-def test_a_full_disk_has_its_errno_whichever_array_it_refuses(tmp_path: Path, name: str) -> None:
-    (tmp_path / f".{name}.npy.{os.getpid()}.tmp").symlink_to("/dev/full")
-    parts = [random_episodes([3] * 2000, 2, 1)]  # more than a buffer
-    with pytest.raises(OSError) as caught:
-        save_episodes(tmp_path, parts, np.full(2000, 3))
-    assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
+def test_an_array_that_the_disk_refuses_has_its_cause_and_file(tmp_path: Path) -> None:
+    parts = [random_episodes([3] * 2000, 2, 1)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # of the first array, the header fits but not the data
+    try:
+        with pytest.raises(OSError) as caught:
+            save_episodes(tmp_path, parts, np.full(2000, 3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "offsets.npy"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ARRAYS)

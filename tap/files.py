@@ -40,10 +40,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError, with the file's name, if it is not JSON."""
+    """Read a JSON file. Raises ValueError, with the file's name, if it is not JSON, or nested too deeply to be read."""
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): delete it and run its stage again") from None
 
 

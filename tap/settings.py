@@ -41,6 +41,7 @@ Scale = Literal["cpu", "paper"]
 Method = Literal["bc"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
 STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
 
@@ -85,7 +86,7 @@ class WindowParams(Section):
 class TransformerParams(Section):
     """The causal Transformer that encoder, decoder and prior share."""
 
-    layers: PositiveInt
+    layers: Layers
     width: PositiveInt
     heads: PositiveInt
     dropout: Fraction
@@ -174,7 +175,7 @@ class TrainPriorParams(Section):
 class NetworkParams(Section):
     """A multilayer perceptron."""
 
-    layers: PositiveInt  # hidden ones
+    layers: Layers  # hidden ones
     width: PositiveInt
 
 
@@ -474,7 +475,7 @@ def _explain(error: ValidationError, path: Path, model: type[BaseModel], origins
             case "value_error":
                 message = str(problem["ctx"]["error"])
             case _:
-                message = f"{problem['msg']} (is {problem['input']!r})"
+                message = f"{problem['msg']} (is {problem['input']!r:.200})"
         lines.append(f"{path}: {written or '.'.join(key)}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)
 

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipelines.orchestration import process
 from tap.tracking.mlflow_store import redact_credentials
@@ -12,12 +14,19 @@ from tap.tracking.registry import open_registry
 def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
 
-    Raises ValueError if the policy does not exist, or the server exits before that.
+    Raises ValueError if the policy does not exist, its files were changed, or the server exits before that.
     """
-    with open_registry(tracking_uri) as registry:
-        if registry.alias(name, alias) is None:
-            store = redact_credentials(tracking_uri)
-            raise ValueError(f"{name} has no {alias} at {store}: run `tap promote {name.removeprefix('tap-')}` first")
+    with TemporaryDirectory() as folder:
+        with open_registry(tracking_uri) as registry:
+            version = registry.alias(name, alias)
+            if version is None:
+                store = redact_credentials(tracking_uri)
+                raise ValueError(f"{name} has no {alias} at {store}: run `tap promote {name.removeprefix('tap-')}` first")
+            model = registry.download(version, Path(folder))
+        _serve(model, host, port, tracking_uri)
+
+
+def _serve(model: Path, host: str, port: int, tracking_uri: str) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument: `ps` would show its password
 
     def stop(number: int, frame: object) -> None:
@@ -25,7 +34,7 @@ def serve(name: str, alias: str, host: str, port: int, tracking_uri: str) -> Non
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        with process.running([sys.executable, "-m", "pipelines.scoring", f"models:/{name}@{alias}", host, str(port)]) as server:
+        with process.running([sys.executable, "-m", "pipelines.scoring", str(model), host, str(port)]) as server:
             code = server.wait()
     except KeyboardInterrupt:
         return

@@ -58,6 +58,12 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def folder_sha256(folder: Path) -> str:
+    """Hexadecimal SHA-256 digest of the names and bytes of all files below a folder."""
+    files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 digest of a file's bytes."""
     with path.open("rb") as file:

@@ -1,0 +1,1 @@
+"""What a failing or hostile environment does to the project: python -m benchmarks.reliability.NAME [--help]."""

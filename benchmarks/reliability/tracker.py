@@ -1,9 +1,9 @@
 """Training while a proxy before a real MLflow server delays, cuts, repeats, refuses and garbles requests at random.
 
 Trainings without tracking and with it take turns. All must have the same losses and weights to the bit, and a tracked one
-should take as long. In the end MLflow must have each tracked run once, complete and ended: params, tags, every point of every metric,
-artifacts, model and version. "seconds_ratio" is the median of the pairs' ratios of training times, tracked to untracked;
-"ends_seconds" are what the tracked runs' ends took, with their last attempt to deliver.
+should take as long. In the end MLflow must have each tracked run once, complete and ended: params, tags, every point of every
+metric, artifacts, model and version. "seconds_ratio" is the median over pairs of training times, tracked to untracked;
+"ends_seconds" is the median of what the tracked runs' ends took, with their last attempt to deliver.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "server.log").open("w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while not _responds(uri):
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError((folder / "server.log").read_text())

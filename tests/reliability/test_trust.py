@@ -10,14 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import torch
+from conftest import random_episodes
 from safetensors.torch import load_file, save_file
 
+from tap.data.catalog import DatasetInfo
+from tap.data.episodes import Episodes, save_episodes
+from tap.data.hdf5 import open_table
 from tap.model.critic import Critic, save_critic
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
 from tap.planning.policy import Policy
+from tap.results import Lineage
+from tap.settings import read_params_file
 
 MEMORY = 4 << 30  # bytes that a test may allocate
 
@@ -233,3 +241,96 @@ def test_the_check_of_sizes_draws_no_random_numbers(policy_folder: Path) -> None
     Prior(policy.prior.params, policy.vqvae.params, 11)
     Critic(policy.critic.params, policy.vqvae)
     assert torch.equal(after, torch.get_rng_state())
+
+
+# Datasets.
+
+
+@pytest.fixture
+def episodes_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw/some/episodes"
+    episodes = random_episodes([5, 7], 3, 2)
+    save_episodes(folder, [episodes], episodes.lengths)
+    Episodes.load(folder)
+    return folder
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+
+
+ARRAYS = {
+    "code": npy("{'descr': __import__('os').mkdir('witness'), 'fortran_order': False, 'shape': (12,)}\n"),
+    "deep": npy("(" * 9_000),
+    "huge": npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({HUGE}, {HUGE})}}\n"),
+    "negative": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-12,)}\n"),
+    "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (12,)}\n"),
+}
+
+
+@pytest.mark.parametrize("content", ARRAYS.values(), ids=ARRAYS)
+def test_a_wrong_array_is_refused(episodes_folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(episodes_folder.parent)
+    (episodes_folder / "rewards.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"rewards\.npy .*fetch the dataset again") as caught:
+        Episodes.load(episodes_folder)
+    assert "\n" not in str(caught.value) and not Path("witness").exists()
+
+
+def test_a_pickle_in_an_array_is_not_loaded(episodes_folder: Path, witness: Path) -> None:
+    np.save(episodes_folder / "rewards.npy", np.array([Exploit(witness)] * 12, dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"rewards\.npy .*fetch the dataset again"):
+        Episodes.load(episodes_folder)
+    (episodes_folder / "rewards.npy").write_bytes(pickle.dumps(Exploit(witness)))
+    with pytest.raises(ValueError, match=r"rewards\.npy .*fetch the dataset again"):
+        Episodes.load(episodes_folder)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("kind", ["objects", "opaque", "external", "climbing link"])
+def test_columns_that_are_no_numbers_in_the_file_are_refused(tmp_path: Path, kind: str, witness: Path) -> None:
+    info = DatasetInfo("some", "custom", "file", None, None, None, 100, None, None)
+    with h5py.File(tmp_path / "data.hdf5", "w") as file:
+        for name, shape in (("observations", (12, 3)), ("actions", (12, 2)), ("rewards", (12,)), ("terminals", (12,))):
+            file[name] = np.zeros(shape)
+        del file["rewards"]
+        match kind:
+            case "objects":
+                file["rewards"] = [pickle.dumps(Exploit(witness), protocol=0).decode()] * 12
+            case "opaque":
+                file["rewards"] = np.frombuffer(pickle.dumps(Exploit(witness))[:24] * 12, "V24")
+            case "external":  # would read any file as numbers
+                file.create_dataset("rewards", (12,), "u1", external=[("/etc/passwd", 0, 12)])
+            case "climbing link":
+                file["rewards"] = h5py.ExternalLink("../../../../../../etc/passwd", "/rewards")
+    with pytest.raises(ValueError, match=r"data\.hdf5.*rewards") as caught, open_table(tmp_path / "data.hdf5", info) as table:
+        table.read("rewards", slice(0, 12))
+    assert "\n" not in str(caught.value) and not witness.exists()
+
+
+# Results and params.
+
+
+@pytest.mark.parametrize("content", [*CONTENTS.values(), b'{"run_id": NaN}', b'{"run_id": ["../.."]}'])
+def test_wrong_results_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lineage.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"lineage\.json is not valid .*(run its stage again|--force)"):
+        Lineage.read(tmp_path / "lineage.json")
+
+
+YAML = {
+    "code": "scale: !!python/object/apply:os.mkdir [witness]\n",
+    "a module": "scale: !!python/name:os.system\n",
+    "an object": "!!python/object/new:os.mkdir [witness]\n",
+    "deep": "scale: " + "[" * 5000 + "]" * 5000 + "\n",
+    "binary": "scale: \x00\x01\n",
+}
+
+
+@pytest.mark.parametrize("content", YAML.values(), ids=YAML)
+def test_params_are_values_and_run_no_code(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"params\.yaml (is not valid YAML|is nested too deeply)"):
+        read_params_file(Path("params.yaml"))
+    assert not Path("witness").exists()

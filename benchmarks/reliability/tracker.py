@@ -168,7 +168,8 @@ def campaign(server: str, folder: Path, runs: int, updates: int, share: float, s
     Raises AssertionError if losses or weights differ, or a run is not stored, or something of it twice.
     """
     os.environ |= {"MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "0.5", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}
-    params = params_of("hopper", "cpu", train_vqvae={"fit": {"updates": updates, "log_every": 5, "checkpoint_every": updates}})
+    lengths = {"updates": updates, "warmup_updates": 0, "log_every": 5, "checkpoint_every": updates}
+    params = params_of("hopper", "cpu", train_vqvae={"fit": lengths})
     policy, proxy = random_policy(params, LAYOUT, CPU), Proxy(server, share, seed)
     policy.save(folder / "policy")
     runtime = Runtime(tracking_uri=proxy.uri, outbox=folder / "outbox")

@@ -44,7 +44,8 @@ def test_parameters_of_wrong_types_are_refused_before_the_flow_runs(flow: Any, p
 def test_a_dataset_that_params_yaml_does_not_list_is_refused(flow: Any, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a file or a process is named after it."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("pipelines.orchestration.sweep.require_remote", lambda: "")
+    for precondition in ("require_remote", "_commit"):
+        monkeypatch.setattr(f"pipelines.orchestration.sweep.{precondition}", lambda: "")
     arguments: dict[str, Any] = {"datasets": [dataset]} if flow in (pipeline, sweep) else {"dataset": dataset}
     if flow is train_evaluate:
         monkeypatch.setattr("pipelines.orchestration.sweep.runtime.flow_run", type("FlowRun", (), {"id": "0"}))

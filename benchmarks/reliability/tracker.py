@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -46,6 +46,9 @@ LAYOUT, CPU = LAYOUTS["hopper"], torch.device("cpu")
 FAULTS = ("delay", "cut before", "cut after", "repeat", "500 before", "500 after", "429", "garbage")
 MAX_DELAY = 0.5  # seconds
 ATTEMPTS = 20  # of `tap sync` while requests still fail
+# MLflow's client samples and sends often, and retries at once.
+QUICK = {"MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "0.5"}
+QUICK |= {"MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0", "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0"}
 TAGS = {"dataset": "hopper", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
 
 
@@ -66,9 +69,10 @@ class Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, upstream: str, share: float, seed: int) -> None:
+    def __init__(self, upstream: str, share: float, seed: int, faults: Sequence[str] = FAULTS) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
-        self.upstream, self.share, self.uri = upstream.removeprefix("http://"), share, f"http://127.0.0.1:{self.server_port}"
+        self.upstream, self.uri = upstream.removeprefix("http://"), f"http://127.0.0.1:{self.server_port}"
+        self.share, self.faults = share, faults
         self.met: Counter[str] = Counter()
         self._random, self._drawing = random.Random(seed), threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -76,7 +80,7 @@ class Proxy(ThreadingHTTPServer):
     def draw(self) -> tuple[str, float]:
         """The fault of the next request, "none" for most, and a delay in seconds."""
         with self._drawing:
-            fault = self._random.choice(FAULTS) if self._random.random() < self.share else "none"
+            fault = self._random.choice(self.faults) if self._random.random() < self.share else "none"
             self.met[fault] += 1
             return fault, self._random.uniform(0, MAX_DELAY)
 
@@ -91,7 +95,7 @@ class Passing(BaseHTTPRequestHandler):
         self.close_connection = True
         if not self.raw_requestline or not self.parse_request():
             return
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         fault, delay = self.server.draw()
         if fault == "delay":
             time.sleep(delay)
@@ -108,9 +112,19 @@ class Passing(BaseHTTPRequestHandler):
             return self._answer(500, b"lost")
         self._answer(status, b"<html>\xff" if fault == "garbage" and self.command != "GET" else answer)
 
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
     def _pass_on(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
-        hop = ("host", "connection", "accept-encoding")
+        hop = ("host", "connection", "accept-encoding", "content-length", "transfer-encoding")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in hop}
         connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
@@ -162,15 +176,17 @@ def _responds(uri: str) -> bool:
         return False
 
 
-def campaign(server: str, folder: Path, runs: int, updates: int, share: float, seed: int) -> Result:
+def campaign(
+    server: str, folder: Path, runs: int, updates: int, share: float, seed: int, faults: Sequence[str] = FAULTS
+) -> Result:
     """Train `runs` times without tracking and with it, in turns.
 
     Raises AssertionError if losses or weights differ, or a run is not stored, or something of it twice.
     """
-    os.environ |= {"MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "0.5", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}
+    os.environ |= QUICK
     lengths = {"updates": updates, "warmup_updates": 0, "log_every": 5, "checkpoint_every": updates}
     params = params_of("hopper", "cpu", train_vqvae={"fit": lengths})
-    policy, proxy = random_policy(params, LAYOUT, CPU), Proxy(server, share, seed)
+    policy, proxy = random_policy(params, LAYOUT, CPU), Proxy(server, share, seed, faults)
     policy.save(folder / "policy")
     runtime = Runtime(tracking_uri=proxy.uri, outbox=folder / "outbox")
     alone: list[float] = []

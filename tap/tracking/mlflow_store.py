@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,10 +178,18 @@ class Delivery:
             )
             client.log_model_artifacts(created.model_id, str(self.record.folder / "model"))
             client.finalize_logged_model(created.model_id, LoggedModelStatus.READY)
-        model_id, outputs = self._model_id(client), client.get_run(self._run_id).outputs
+        model_id = self._model_id(client)
         assert model_id is not None
-        if outputs is None or model_id not in [output.model_id for output in outputs.model_outputs]:
-            client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=0)])
+        if not self._is_output(client, model_id):
+            try:
+                client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=0)])
+            except MlflowException:  # as when MLflow's client sent the request again: the second one is refused
+                if not self._is_output(client, model_id):
+                    raise
+
+    def _is_output(self, client: MlflowClient, model_id: str) -> bool:
+        outputs = client.get_run(self._run_id).outputs
+        return outputs is not None and model_id in [output.model_id for output in outputs.model_outputs]
 
     def _model_id(self, client: MlflowClient) -> str | None:
         """The id of this run's delivered model; deletes the remains of failed attempts."""
@@ -204,7 +213,7 @@ class Delivery:
                 model_id=model_id,
             )
         for duplicate in self._versions(client, name)[1:]:  # created by a request that MLflow's client sent again
-            client.delete_model_version(name, duplicate)
+            unless_missing(partial(client.delete_model_version, name, duplicate))
 
     def _versions(self, client: MlflowClient, name: str) -> list[str]:
         """The numbers of this run's versions of a registered model, oldest first."""

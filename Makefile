@@ -3,7 +3,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do $$python -c '' 2>/dev/nul
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: help demo test test-sweep ui clean distclean
+.PHONY: help demo test test-sweep audit ui clean distclean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,6 +20,10 @@ test: $(INSTALLED) ## install, then run all checks and tests
 
 test-sweep: $(INSTALLED) ## test a sweep by two workers, one of which is killed: ten minutes
 	$(BIN)/pytest -m sweep -s tests/orchestration/test_sweep.py
+
+audit: ## look the versions of constraints.txt up in the Python Packaging Advisory Database: needs the network
+	@test -x .venv/audit/bin/pip-audit || { "$(PYTHON)" -m venv .venv/audit && .venv/audit/bin/pip install --quiet pip-audit; }
+	.venv/audit/bin/pip-audit --progress-spinner off --no-deps --disable-pip -r constraints.txt
 
 ui: $(INSTALLED) ## serve the pages of MLflow and Prefect until Ctrl-C
 	$(BIN)/tap ui

@@ -26,6 +26,7 @@ from tap.data.catalog import lookup
 from tap.data.chunks import row_chunks
 from tap.data.episodes import Episodes
 from tap.data.recording import open_recording
+from tap.data.sampling import WindowSampler
 from tap.data.validation import validate
 from tap.data.windows import Windows, fit_normalizer
 from tap.device import choose_device
@@ -79,7 +80,7 @@ def measure(rows: int, device: torch.device, folder: Path) -> Result:
                 vqvae,
                 loss,
                 stage.fit,
-                num_windows=len(windows[0]),
+                sample=WindowSampler(training.lengths),
                 num_held_out=len(windows[1]),
                 seed=0,
                 device=device,

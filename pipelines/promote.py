@@ -3,6 +3,10 @@
 A version is the policy of one training seed. Versions of one *recipe* (params, data, simulator, protocol; the tag `recipe`)
 that differ in the training seed are the evidence about that recipe.
 
+A version's tags can be edited by whoever may write to the registry. So they count only if they are what was measured: those of
+the current recipe are compared with the metrics files in this folder, which DVC keeps, and those of other versions with the
+record in their runs. The files of the model must be those that the evaluation logged.
+
 `promote` makes the best seed of a dataset's current recipe the challenger. The challenger becomes champion if
 
 - there is no champion yet,
@@ -34,13 +38,14 @@ from tap.settings import Runtime, load_params, read_params_file
 from tap.tracking import run as tracking
 from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.model_card import with_promotion
-from tap.tracking.registry import PREFIX, Registry, Version, model_name, open_registry
+from tap.tracking.registry import METRICS, MODEL_DIGEST, PREFIX, Registry, Version, model_name, open_registry
 
 DATA = Path("data")
 CHAMPION, CHALLENGER = "champion", "challenger"
 # Scores of two versions are comparable only if these are equal.
 PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "protocol", "score_metric")
 EVIDENCE = (*PROTOCOL, "recipe", "seed", "scores")
+FIELDS = {"dataset_digest": "digest"}  # of an Evaluation, where the tag has another name
 TOLERANCE = 1e-3  # of an action: larger than rounding on another machine, smaller than the difference to another plan
 
 
@@ -90,9 +95,9 @@ def promote(dataset: str, params_path: Path) -> Decision:
         champion = registry.alias(name, CHAMPION)
         before = champion.version if champion else None
         for path, version in evaluated.items():
-            if missing := _missing_evidence(version):
+            if wrong := _missing_evidence(version) or _contradiction(version, Evaluation.read(path), f"{path}"):
                 remedy = f"`dvc repro --force -s evaluate@{path.stem}` registers a new version"
-                return _refuse(registry, version, f"{missing}: {remedy}", before)
+                return _refuse(registry, version, f"{wrong}: {remedy}", before)
         _check_alike(evaluated)
         best = max(evaluated.values(), key=lambda version: float(_scores(version).mean()))
         if best.version == before:
@@ -192,6 +197,25 @@ def _missing_evidence(version: Version) -> str | None:
     return None
 
 
+def _contradiction(version: Version, measured: Evaluation | None, where: str) -> str | None:
+    """Which tag of a version, that lacks none, is not what `where` says was measured, in a sentence; None if all are."""
+    if measured is None:
+        return f"version {version.version} has no {where}"
+    facts = {key: str(getattr(measured, FIELDS.get(key, key))) for key in (*EVIDENCE, MODEL_DIGEST)}
+    tags = version.tags | {"scores": str(json.loads(version.tags["scores"]))}
+    for key, fact in facts.items():
+        if tags.get(key) != fact:
+            return f"the tag {key} of version {version.version} is {tags.get(key):.100}, but {where} has {fact:.100}"
+    return None
+
+
+def _unfounded(registry: Registry, version: Version) -> str | None:
+    """Why a version's tags are no evidence, in a sentence; None if they are what its run recorded."""
+    if missing := _missing_evidence(version):
+        return missing
+    return _contradiction(version, registry.evaluation(version), f"record of its evaluation ({METRICS} of its run)")
+
+
 def _check_alike(evaluated: dict[Path, Version]) -> None:
     (first, version), *others = evaluated.items()
     for path, other in others:
@@ -208,7 +232,7 @@ def _compare(registry: Registry, versions: list[Version], best: Version, champio
     """Compare the scores of the challenger `best`, one of `versions` of a recipe, with the champion's."""
     if champion is None:
         return Comparison(True, "there was no champion")
-    if obstacle := _incomparable(best, champion):
+    if obstacle := _incomparable(registry, best, champion):
         return Comparison(False, obstacle)
     mine, theirs = versions, _evidence(registry, champion)
     if best.tags["recipe"] == champion.tags["recipe"]:
@@ -222,11 +246,11 @@ def _compare(registry: Registry, versions: list[Version], best: Version, champio
     return Comparison(False, f"{scores}: {compared} {place}", compared)
 
 
-def _incomparable(best: Version, champion: Version) -> str | None:
+def _incomparable(registry: Registry, best: Version, champion: Version) -> str | None:
     """Why the champion's scores are not comparable with the challenger's, and the remedy; None if they are."""
     remove = f"remove its alias on MLflow's page of {champion.name}"
-    if missing := _missing_evidence(champion):
-        return f"champion {missing}: {remove}"
+    if wrong := _unfounded(registry, champion):
+        return f"champion {wrong}: {remove}"
     for key in PROTOCOL:
         theirs, mine = champion.tags[key], best.tags[key]
         if theirs != mine:
@@ -237,7 +261,7 @@ def _incomparable(best: Version, champion: Version) -> str | None:
 
 def _evidence(registry: Registry, champion: Version) -> list[Version]:
     """The champion, and the newest comparable version of each other seed of its recipe."""
-    seeds = {version.tags["seed"]: version for version in registry.same_recipe(champion) if not _missing_evidence(version)}
+    seeds = {version.tags["seed"]: version for version in registry.same_recipe(champion) if not _unfounded(registry, version)}
     return [*(seeds | {champion.tags["seed"]: champion}).values()]
 
 

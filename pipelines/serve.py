@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipelines.address import require_free
 from pipelines.authentication import read_token
@@ -15,16 +16,23 @@ from tap.tracking.registry import open_registry
 def serve(name: str, alias: str, host: str, port: int, token_file: Path | None, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
 
-    With a token file, to requests with its token. Raises ValueError if the address, the token or the policy cannot be used, or
-    the server exits before that.
+    With a token file, to requests with its token. Raises ValueError if the address, the token or the policy cannot be used, the
+    policy's files were changed, or the server exits before that.
     """
     require_free(host, port, "--host and --port")
     if token_file:
         read_token(token_file)  # the server reads it: a token would be visible in its arguments or environment
-    with open_registry(tracking_uri) as registry:
-        if registry.alias(name, alias) is None:
-            store = redact_credentials(tracking_uri)
-            raise ValueError(f"{name} has no {alias} at {store}: run `tap promote {name.removeprefix('tap-')}` first")
+    with TemporaryDirectory() as folder:
+        with open_registry(tracking_uri) as registry:
+            version = registry.alias(name, alias)
+            if version is None:
+                store = redact_credentials(tracking_uri)
+                raise ValueError(f"{name} has no {alias} at {store}: run `tap promote {name.removeprefix('tap-')}` first")
+            model = registry.download(version, Path(folder))
+        _serve(model, host, port, token_file, tracking_uri)
+
+
+def _serve(model: Path, host: str, port: int, token_file: Path | None, tracking_uri: str) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri  # not an argument: `ps` would show its password
 
     def stop(number: int, frame: object) -> None:
@@ -32,7 +40,7 @@ def serve(name: str, alias: str, host: str, port: int, token_file: Path | None, 
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        command = [sys.executable, "-m", "pipelines.scoring", f"models:/{name}@{alias}", host, str(port)]
+        command = [sys.executable, "-m", "pipelines.scoring", str(model), host, str(port)]
         with process.running([*command, *([str(token_file)] if token_file else [])]) as server:
             code = server.wait()
     except KeyboardInterrupt:

@@ -97,10 +97,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError, with the file's name, if it is not JSON."""
+    """Read a JSON file. Raises ValueError, with the file's name, if it is not JSON, or nested too deeply to be read."""
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): delete it and run its stage again") from None
 
 
@@ -113,6 +113,12 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def folder_sha256(folder: Path) -> str:
+    """Hexadecimal SHA-256 digest of the names and bytes of all files below a folder."""
+    files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

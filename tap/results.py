@@ -260,6 +260,7 @@ class Evaluation(Provenance):
     runs: dict[str, str | None]  # run ids by stage; None for a model without lineage
     git_commit: str  # "unknown" where git cannot tell
     ablation: Absent[str] = None
+    model_digest: Absent[str] = None  # of all files of the logged model; absent where none was logged
 
 
 class SampledPlans(Record):

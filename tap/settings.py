@@ -41,6 +41,8 @@ Scale = Literal["cpu", "paper"]
 Method = Literal["bc"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
+Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
 STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
 
@@ -85,7 +87,7 @@ class WindowParams(Section):
 class TransformerParams(Section):
     """The causal Transformer that encoder, decoder and prior share."""
 
-    layers: PositiveInt
+    layers: Layers
     width: PositiveInt
     heads: PositiveInt
     dropout: Fraction
@@ -174,7 +176,7 @@ class TrainPriorParams(Section):
 class NetworkParams(Section):
     """A multilayer perceptron."""
 
-    layers: PositiveInt  # hidden ones
+    layers: Layers  # hidden ones
     width: PositiveInt
 
 
@@ -366,6 +368,8 @@ def read_params_file(path: Path) -> ParamsFile:
         raise ValueError(f"{path}, line {where.line + 1}: {what}: keep one") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read: params have at most five levels") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must have a mapping at its top level")
     try:
@@ -474,7 +478,7 @@ def _explain(error: ValidationError, path: Path, model: type[BaseModel], origins
             case "value_error":
                 message = str(problem["ctx"]["error"])
             case _:
-                message = f"{problem['msg']} (is {problem['input']!r})"
+                message = f"{problem['msg']} (is {problem['input']!r:.200})"
         lines.append(f"{path}: {written or '.'.join(key)}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)
 
@@ -511,6 +515,6 @@ class Runtime(BaseSettings):
     checkpoints: Path = Field(Path(".checkpoints"), validation_alias="TAP_CHECKPOINTS")
     tracking_uri: str = Field("sqlite:///mlflow.db", validation_alias="MLFLOW_TRACKING_URI")
     outbox: Path = Field(Path(".tracking"), validation_alias="TAP_OUTBOX")  # runs that are not delivered to MLflow yet
-    parent_run: str | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
-    flow_run: str | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
+    parent_run: RunKey | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
+    flow_run: RunKey | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
     d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")

@@ -196,7 +196,9 @@ def metrics(folder: Path, stage: str = "evaluate") -> dict[str, Any]:
     for file in sorted((folder / "data/metrics" / stage).glob("*.json")):
         content = json.loads(file.read_text())
         found[file.name] = {
-            key: value for key, value in content.items() if key not in ("latency_ms", "runs", "training_minutes")
+            key: value
+            for key, value in content.items()
+            if key not in ("latency_ms", "runs", "training_minutes", "model_digest")
         }
     return found
 

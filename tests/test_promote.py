@@ -16,16 +16,18 @@ import pytest
 import torch
 import yaml
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from stage_files import evaluation
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.promote import PROTOCOL, Decision, history, models, promote, rollback
+from pipelines.serve import serve
 from tap.planning.policy import Policy
 from tap.settings import Runtime
 from tap.tracking import run as tracking
 from tap.tracking.mlflow_store import connect
-from tap.tracking.registry import log_policy, model_name
+from tap.tracking.registry import Version, log_policy, model_name, open_registry
 
 EXAMPLE = np.random.default_rng(0).normal(size=(2, 11))
 
@@ -36,8 +38,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def logged() -> list[tuple[str, str]]:
-    """Runs and the policies that they logged, (run, model URI), shared by this file's tests."""
+def logged() -> list[tuple[str, str, str]]:
+    """Runs and the policies that they logged, (run, model URI, digest), shared by this file's tests."""
     return []
 
 
@@ -48,7 +50,7 @@ class Project:
     dataset: str
     params: Path
     client: MlflowClient
-    logged: list[tuple[str, str]]
+    logged: list[tuple[str, str, str]]
     example_actions: np.ndarray
 
     @property
@@ -57,15 +59,21 @@ class Project:
 
     def evaluate(self, seed: int, scores: float | Sequence[float], policy: int, **tags: Any) -> None:
         """What the stage `evaluate` leaves behind: metrics, and a version of a logged policy; a mean stands for two scores."""
-        run_id, model_uri = self.logged[policy]
+        run_id, model_uri, digest = self.logged[policy]
         scores = [scores - 1, scores + 1] if isinstance(scores, int | float) else list(scores)
-        evaluation(runs={"evaluate": run_id}).write(Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json"))
         facts = {"environment": "Hopper-v4", "simulator": "mujoco 4.0.0", "episodes": len(scores), "environment_seed": 1000}
         facts |= {"protocol": "every step", "dataset_digest": "abc", "score_metric": "normalized_score", "source": "bundled"}
-        facts |= {"seed": seed, "scores": json.dumps(scores), "recipe": "first", "latency_ms": 3.4, "latency_budget_ms": 60_000}
-        facts |= {"example_actions": json.dumps(self.example_actions.tolist())}
-        texts = {key: str(value) for key, value in (facts | tags | {"run_key": run_id}).items()}
-        version = mlflow.register_model(model_uri, self.name, tags=texts)
+        facts |= {"seed": seed, "scores": scores, "recipe": "first", "model_digest": digest}
+        measured = {"digest" if key == "dataset_digest" else key: value for key, value in (facts | tags).items()}
+        measured |= {"scores": [score if math.isfinite(score) else 0.0 for score in scores], "runs": {"evaluate": run_id}}
+        of_policy = {key: measured.pop(key) for key in ("latency_budget_ms", "example_actions") if key in measured}
+        result = evaluation(**measured)
+        result.write(Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json"))
+        (stored,) = self.client.search_runs(["1"], f"tags.run_key = '{run_id}'")
+        self.client.log_text(stored.info.run_id, json.dumps(result.as_json()), "metrics.json")
+        facts |= {"latency_ms": 3.4, "latency_budget_ms": 60_000, "example_actions": json.dumps(self.example_actions.tolist())}
+        texts = {key: str(value) for key, value in (facts | tags | of_policy | {"run_key": run_id}).items()}
+        version = mlflow.register_model(model_uri, self.name, tags=texts | {"scores": json.dumps(scores)})
         self.client.update_model_version(self.name, version.version, "# A card\n")
 
     def recipe(self, name: str, scores: Sequence[float | Sequence[float]], policies: Sequence[int], **tags: Any) -> None:
@@ -90,19 +98,19 @@ class Project:
         return str(self.client.get_model_version(self.name, version).description)
 
 
-def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str]:
-    """A run that logs a policy, and the policy's URI."""
+def log(client: MlflowClient, policy_folder: Path) -> tuple[str, str, str]:
+    """A run that logs a policy, the policy's URI, and the digest of its files."""
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=Runtime()) as run:
-        log_policy(run, policy_folder, EXAMPLE, 3)
+        digest = log_policy(run, policy_folder, EXAMPLE, 3)
     (model,) = client.search_logged_models(["1"], f"tags.run_key = '{run.id}'")
-    return run.id, f"models:/{model.model_id}"
+    return run.id, f"models:/{model.model_id}", digest
 
 
 @pytest.fixture
 def project(
     store: str,
-    logged: list[tuple[str, str]],
+    logged: list[tuple[str, str, str]],
     tiny_policy: Policy,
     tiny_policy_folder: Path,
     params_yaml_with: Callable[..., Path],
@@ -113,7 +121,7 @@ def project(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     client = connect(store)
-    while len(logged) < 4:
+    while len(logged) < 5:
         logged.append(log(client, tiny_policy_folder))
     seeds = [int(np.random.SeedSequence([0, row]).generate_state(1, np.uint64)[0]) for row in range(len(EXAMPLE))]
     actions = tiny_policy.act(EXAMPLE, [torch.Generator().manual_seed(seed) for seed in seeds])
@@ -185,7 +193,7 @@ def test_the_champions_recipe_has_the_newest_version_of_each_other_seed(project:
     project.recipe("first", [20.0, 60.0], policies=[0, 1])
     project.promote()
     project.evaluate(0, 40.0, policy=2)  # evaluated again, as after a change of code
-    project.evaluate(1, 10.0, policy=2)  # the champion's own seed: the champion's scores hold
+    project.evaluate(1, 10.0, policy=4)  # the champion's own seed: the champion's scores hold
     project.recipe("second", [80.0], policies=[3])
     decision = project.promote()
     assert decision.difference is not None and decision.difference.mean == pytest.approx(80 - (40 + 60) / 2)
@@ -205,7 +213,7 @@ def test_seeds_of_one_recipe_compete_over_their_own_episodes(project: Project) -
 
 @pytest.mark.parametrize("key", PROTOCOL)
 def test_another_protocol_is_refused(project: Project, key: str) -> None:
-    other: Any = 3 if key == "episodes" else "other"
+    other: Any = {"episodes": 3, "environment_seed": 7}.get(key, "other")
     project.recipe("first", [[50.0, 50.0, 50.0] if key == "episodes" else 50.0], policies=[0], **{key: other})
     project.promote()
     project.recipe("second", [99.0], policies=[1])
@@ -216,8 +224,8 @@ def test_another_protocol_is_refused(project: Project, key: str) -> None:
 
 def test_seeds_of_different_recipes_or_protocols_are_not_comparable(project: Project) -> None:
     project.recipe("first", [50.0, 60.0], policies=[0, 1])
-    for key in ("recipe", "environment_seed"):
-        project.evaluate(1, 60.0, policy=1, **{key: "other"})
+    for key, other in (("recipe", "other"), ("environment_seed", 7)):
+        project.evaluate(1, 60.0, policy=1, **{key: other})
         with pytest.raises(ValueError, match=rf"-0\.json and .*-1\.json differ in {key}.*dvc repro"):
             project.promote()
     assert project.aliases() == {}
@@ -259,6 +267,62 @@ def test_missing_evidence_is_refused(project: Project) -> None:
     assert "scores of 1 episodes instead of 2" in project.promote().reason
 
 
+@pytest.mark.parametrize(("tag", "value"), [("scores", "[100.0, 100.0]"), ("seed", "7"), ("model_digest", "0" * 64)])
+def test_tags_that_were_edited_are_refused(project: Project, tag: str, value: str) -> None:
+    project.recipe("first", [50.0], policies=[0])
+    project.client.set_model_version_tag(project.name, "1", tag, value)
+    decision = project.promote()
+    assert decision.outcome == "refused" and "champion" not in project.aliases()
+    assert f"the tag {tag} of version 1 is {value:.100}, but data/metrics/evaluate/" in decision.reason
+
+
+def test_edited_tags_of_a_champion_are_refused_and_of_its_recipe_ignored(project: Project) -> None:
+    project.recipe("first", [20.0, 60.0], policies=[0, 1])
+    project.promote()
+    project.client.set_model_version_tag(project.name, "1", "scores", "[-1000.0, -1000.0]")
+    project.recipe("second", [50.0], policies=[2])
+    decision = project.promote()
+    assert decision.difference is not None and decision.difference.mean == pytest.approx(50 - 60)
+    project.client.set_model_version_tag(project.name, "2", "scores", "[0.0, 0.0]")
+    decision = project.promote()
+    assert decision.outcome == "refused" and "champion the tag scores of version 2 is [0.0, 0.0]" in decision.reason
+    assert "metrics.json of its run) has [59.0, 61.0]" in decision.reason and project.aliases()["champion"] == "2"
+
+
+@pytest.mark.parametrize(
+    "file", ["MLmodel", "policy.py", "code/tap/planning/policy.py", "code/tap/new.py", "artifacts/policy/link"]
+)
+def test_a_model_whose_files_were_changed_is_not_run(project: Project, store: str, tiny_policy_folder: Path, file: str) -> None:
+    """Neither by a promotion, nor by a rollback, nor by `tap serve`."""
+    project.logged.append(log(project.client, tiny_policy_folder))
+    project.recipe("first", [50.0], policies=[-1])
+    _, uri, _ = project.logged.pop()
+    models, witness = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts/models", tiny_policy_folder / "witness"
+    changed = models / uri.removeprefix("models:/") / "artifacts" / file
+    # MLflow itself downloads no link.
+    refusal = (
+        "failures occurred" if file.endswith("link") else "version 1 are not those that its evaluation logged, so none was"
+    )
+    if file == "MLmodel":  # another loader, which is imported by name
+        (models.parent / "evil.py").write_text("")
+        changed.write_text(changed.read_text().replace("mlflow.pyfunc.loaders.code_model", "evil"))
+    elif file.endswith("link"):
+        changed.symlink_to("/etc/passwd")
+    else:
+        with changed.open("a") as code:
+            code.write(f"\nimport os\nos.mkdir({str(witness)!r})\n")
+    assert re.search(f"version 1 fails to load or act: .*{refusal}", project.promote().reason)
+    first = project.client.get_model_version(project.name, "1")
+    with open_registry(store) as registry:
+        for refuse in (registry.load_test, lambda version: registry.download(version, tiny_policy_folder)):
+            with pytest.raises((ValueError, MlflowException), match=refusal):
+                refuse(Version.of(first))
+    project.client.set_registered_model_alias(project.name, "champion", "1")
+    with pytest.raises(ValueError, match=refusal):
+        serve(project.name, "champion", "127.0.0.1", 1, store)
+    assert not witness.exists()
+
+
 def test_without_reference_scores_the_return_decides(project: Project) -> None:
     project.recipe("first", [10.0, -3.0], policies=[0, 1], score_metric="return")
     assert project.promote().version == "1"
@@ -277,7 +341,7 @@ def test_a_policy_that_does_not_load_is_refused(project: Project, store: str, ti
     project.promote()
     project.logged.append(log(project.client, tiny_policy_folder))
     project.recipe("second", [99.0], policies=[-1])
-    _, uri = project.logged.pop()
+    _, uri, _ = project.logged.pop()
     artifacts = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts/models" / uri.removeprefix("models:/")
     shutil.rmtree(artifacts / "artifacts/artifacts")
     decision = project.promote()

@@ -20,13 +20,14 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.states import Completed, Failed
+from pydantic import PositiveInt
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from pipelines.orchestration import process
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
-from tap.settings import Runtime
+from tap.settings import Runtime, load_params
 
 DATA = Path("data")
 REPORT = Path("data/report/index.html")
@@ -54,7 +55,7 @@ def run_stage(
 
 @flow(name="tap-pipeline")
 def pipeline(
-    datasets: list[str] | None = None, seeds: list[int] | None = None, promote: bool = True, jobs: int | None = None
+    datasets: list[str] | None = None, seeds: list[int] | None = None, promote: bool = True, jobs: PositiveInt | None = None
 ) -> State[Any]:
     """Bring every stage of `datasets` and `seeds` (None: all of params.yaml) up to date, promote, and attach the results.
 
@@ -123,6 +124,7 @@ def promote(dataset: str, rollback: bool = False) -> str:
     """Do on a worker what `tap promote` does, with the DVC remote's evaluations of all seeds of params.yaml."""
     from pipelines import promote as promotion  # loads MLflow
 
+    load_params(PARAMS, dataset)  # raises ValueError if the dataset is not listed
     if rollback:
         return str(promotion.rollback(dataset))
     evaluations = [str(instance) for instance in instances([dataset], None) if instance.stage == "evaluate"]

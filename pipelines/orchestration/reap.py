@@ -7,6 +7,7 @@ TAP_CHECKPOINTS is a folder that both workers can read.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 from uuid import UUID
 
 from prefect import flow, get_client
@@ -21,6 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
+from pydantic import Field
 
 from tap.settings import Runtime
 from tap.tracking import run as tracking
@@ -33,7 +35,7 @@ ATTEMPTS = 3  # a run that has lost that many workers may be the cause
 
 
 @flow(name="tap-reap")
-def reap(after: float = AFTER) -> list[str]:
+def reap(after: Annotated[float, Field(ge=60, allow_inf_nan=False)] = AFTER) -> list[str]:
     """Return the runs of lost workers to their work pool; the result has one line for each."""
     with get_client(sync_client=True) as client:
         return reap_lost_runs(client, after)

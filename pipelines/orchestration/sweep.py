@@ -34,6 +34,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled, Cancelling, Completed, Failed
+from pydantic import PositiveInt
 
 from pipelines.orchestration import gpus as slots
 from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, terminal_or_log
@@ -42,7 +43,7 @@ from pipelines.orchestration.reap import AFTER, TRAIN_EVALUATE, reap_lost_runs
 from pipelines.orchestration.worker import COMMIT, end_with_worker, require_remote, require_server, require_workers, use_remote
 from tap.reporting.rows import Row, table_rows
 from tap.results import Evaluation, TrainingMetrics, instance_key, metrics_path
-from tap.settings import Runtime, load_params
+from tap.settings import RunKey, Runtime, load_params
 from tap.tracking import run as tracking
 
 POLL, POLL_WHEN_DOWN = 5, 30  # seconds between two requests to Prefect's server, and while it is down
@@ -57,7 +58,7 @@ class StageFailed(Exception):
 
 
 @flow(name=TRAIN_EVALUATE, flow_run_name="{dataset}-{seed}")
-def train_evaluate(dataset: str, seed: int, gpus: int = 1, parent_run: str | None = None) -> State[Any]:
+def train_evaluate(dataset: str, seed: int, gpus: PositiveInt = 1, parent_run: RunKey | None = None) -> State[Any]:
     """One dataset and seed on a worker: results in the DVC remote are restored, all others computed and pushed there.
 
     Its training shares `gpus` GPUs, if the worker has any. `parent_run` is the id of the sweep's run.
@@ -177,7 +178,7 @@ def sweep(
     datasets: list[str] | None = None,
     seeds: list[int] | None = None,
     pool: Pool = "cpu",
-    gpus: int = 1,
+    gpus: PositiveInt = 1,
     promote: bool = True,
 ) -> State[Any]:
     """Run every one of `datasets` and `seeds` (None: all of params.yaml) on the workers of `pool`, at the commit checked out.

@@ -62,7 +62,6 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             git_commit=tracking.git_state()[0],
             ablation=ablation,
         )
-        log(tracked, evaluation)
         training = metrics_path(DATA, "train_vqvae", models)
         if training.exists() and (perplexity := TrainingMetrics.read(training).codebook_perplexity) is not None:
             tracked.log_metrics(0, {"codebook_perplexity": perplexity})
@@ -71,7 +70,8 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             examples = [example.as_json() for example in result.predictions.examples]
             write_json(DATA / f"plots/evaluate/{name}.json", {"examples": examples})
             states, budget = np.array(episodes.observations[:2]), params.latency_budget_ms
-            register(tracked, model_name(dataset), policy, states, evaluation, validation, budget)
+            evaluation = register(tracked, model_name(dataset), policy, states, evaluation, validation, budget)
+        log(tracked, evaluation)
         evaluation.write(metrics_path(DATA, stage, name))
 
 

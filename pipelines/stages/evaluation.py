@@ -18,7 +18,7 @@ from tap.results import Behaviour, Evaluation, Lineage, Provenance, ValidationRe
 from tap.serving.policy import ActingPolicy, load_policy, row_generators
 from tap.tracking import run as tracking
 from tap.tracking.model_card import model_card
-from tap.tracking.registry import log_policy
+from tap.tracking.registry import METRICS, MODEL_DIGEST, log_policy
 
 DATA = Path("data")
 
@@ -65,7 +65,7 @@ def log(tracked: tracking.Run, evaluation: Evaluation) -> None:
     """Log what runs are compared by: scores and latency."""
     tracked.log_metrics(0, {key: value for key, value in evaluation if isinstance(value, float)})
     tracked.log_metrics(0, {f"latency_ms_{key}": value for key, value in evaluation.latency_ms})
-    tracked.log_json(evaluation.as_json(), "metrics.json")
+    tracked.log_json(evaluation.as_json(), METRICS)
 
 
 def behaviour(episodes: Episodes, info: DatasetInfo) -> Behaviour:
@@ -99,14 +99,17 @@ def register(
     evaluation: Evaluation,
     validation: ValidationReport,
     latency_budget_ms: float,
-) -> None:
-    """Log the policy as a model and make it a version of `name`, with its card and the evidence for promotion."""
+) -> Evaluation:
+    """Log the policy as a model and make it a version of `name`, with its card and the evidence for promotion.
+
+    Returns the evaluation with the digest of the model's files.
+    """
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
         # On a CPU, as in the load test: a GPU rounds differently, and may choose another plan.
         on_cpu = load_policy(Path(folder) / "policy", "cpu")
         example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
-        log_policy(run, Path(folder) / "policy", example_observations, policy.action_dim)
+        model_digest = log_policy(run, Path(folder) / "policy", example_observations, policy.action_dim)
     git_dirty = tracking.git_state()[1]
     same = ("dataset", "source", "scale", "seed", "environment", "simulator", "episodes", "environment_seed", "protocol")
     tags = {key: getattr(evaluation, key) for key in (*same, "score_metric", "recipe", "git_commit")}
@@ -114,6 +117,7 @@ def register(
     facts = {key: validation.as_json()[key] for key in ("transitions", "episodes", "return", "warnings")}
     tags |= {
         "git_dirty": git_dirty,
+        MODEL_DIGEST: model_digest,
         "dataset_digest": evaluation.digest,
         "validation": json.dumps(facts),
         "score": float(np.mean(evaluation.scores)),
@@ -125,3 +129,4 @@ def register(
     }
     card = model_card(name, evaluation, validation, latency_budget_ms=latency_budget_ms, git_dirty=git_dirty)
     run.register(name, tags, card)
+    return evaluation.model_copy(update={"model_digest": model_digest})

@@ -60,9 +60,9 @@ def run(dataset: Dataset, seed: Seed, method: Method) -> None:
             git_commit=tracking.git_state()[0],
             method=method,
         )
-        log(tracked, evaluation)
         states, budget = np.array(episodes.observations[:2]), params.latency_budget_ms
-        register(tracked, f"{model_name(dataset)}-{method}", policy, states, evaluation, validation, budget)
+        evaluation = register(tracked, f"{model_name(dataset)}-{method}", policy, states, evaluation, validation, budget)
+        log(tracked, evaluation)
         evaluation.write(metrics_path(DATA, "methods", name))
 
 

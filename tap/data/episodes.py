@@ -36,7 +36,7 @@ class Episodes:
                 array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
             except FileNotFoundError:
                 raise ValueError(f"{path} does not exist: {remedy}") from None
-            except (OSError, ValueError, EOFError) as error:
+            except Exception as error:  # the header is parsed as Python, and a damaged one raises whatever its parser raises
                 raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
             if array.dtype != dtype or array.ndim != ndim:
                 raise ValueError(f"{path} contains {array.dtype} {array.shape}, not {dtype} with {ndim} dimensions: {remedy}")

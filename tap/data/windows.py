@@ -12,13 +12,14 @@ Shapes: N rows of all episodes, B batch, T window steps, O observation, A action
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from tap.data.episodes import Episodes, Selection
@@ -34,8 +35,8 @@ NEGLIGIBLE = 1e-12  # a simulator's rounding, in whatever unit
 class Layout:
     """The columns of each quantity in a transition and in a token."""
 
-    observation_dim: int
-    action_dim: int
+    observation_dim: PositiveInt
+    action_dim: PositiveInt
 
     @property
     def observation(self) -> slice:
@@ -189,12 +190,24 @@ class Normalizer:
         return {name: None if value is None else value.tolist() for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises ValueError for what an earlier version wrote, under other keys."""
+    def from_json(cls, value: Mapping[str, Sequence[float] | None], dim: int) -> Self:
+        """The inverse of `to_json`, of X = `dim`.
+
+        Raises ValueError for what an earlier version wrote, under other keys, and for what no data has.
+        """
         if missing := {"mean", "std", "min", "max"} - value.keys():
             raise ValueError(f"the normalizer lacks {', '.join(sorted(missing))}")
-        low, high = (None if value[key] is None else np.array(value[key], np.float32) for key in ("min", "max"))
-        return cls(np.array(value["mean"], np.float32), np.array(value["std"], np.float32), low, high)
+        with np.errstate(over="ignore"):
+            arrays = {key: None if each is None else np.array(each, np.float32) for key, each in value.items()}
+        mean, std, low, high = (arrays[key] for key in ("mean", "std", "min", "max"))
+        if mean is None or std is None or (low is None) != (high is None):
+            raise ValueError("the normalizer's statistics are incomplete")
+        for key, array in arrays.items():
+            if array is not None and (array.shape != (dim,) or not np.isfinite(array).all()):
+                raise ValueError(f"the normalizer's {key} is not {dim} finite float32 numbers")
+        if not (std > 0).all():
+            raise ValueError("the normalizer's std is not above 0")
+        return cls(mean, std, low, high)
 
 
 def transitions(episodes: Episodes, params: WindowParams) -> np.ndarray:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tap.data.observations import check_observations, ood_reasons
 from tap.data.windows import Layout, Normalizer
 from tap.distributed import all_reduce_sum
-from tap.model.serialization import load_weights, read_description, save_model
-from tap.settings import TrainBcParams
+from tap.model.serialization import load_description, load_weights, save_model
+from tap.settings import Section, TrainBcParams
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class Action:
     """An action for each of N states, in the environment's units: a plan of one step."""
 
     actions: np.ndarray  # (N, 1, A)
+
+
+class BcDescription(Section):
+    """bc.json."""
+
+    params: TrainBcParams
+    layout: Layout
+    normalizer: dict[str, list[float] | None]
 
 
 class BehaviourCloning(nn.Module):
@@ -89,7 +97,10 @@ class BehaviourCloning(nn.Module):
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read what `save` wrote, in evaluation mode. Raises ValueError if files are missing or damaged."""
-        facts = read_description(folder, "bc")
-        params = TrainBcParams.model_validate(facts["params"])
-        empty = cls(params, Layout(**facts["layout"]), Normalizer.from_json(facts["normalizer"]))
-        return load_weights(folder, "bc", empty, torch.device(device))
+        description = load_description(folder, "bc", BcDescription)
+        params, layout = description.params, description.layout
+        try:
+            normalizer = Normalizer.from_json(description.normalizer, layout.transition_dim)
+        except ValueError as error:
+            raise ValueError(f"{folder / 'bc.json'} is damaged ({error}): train again with `tap run`") from None
+        return load_weights(folder, "bc", lambda: cls(params, layout, normalizer), torch.device(device))

@@ -10,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from tap.distributed import all_reduce_sum
-from tap.model.serialization import load_weights, read_description, save_model
+from tap.model.serialization import load_description, load_weights, save_model
 from tap.model.vqvae import VQVAE
-from tap.settings import TrainCriticParams
+from tap.settings import Section, TrainCriticParams
 
 VALUED_AT_ONCE = 512  # codes at states, in all members: bounds memory, and small tensors are reused between decisions
 
@@ -76,6 +77,13 @@ def sample_episodes(params: TrainCriticParams, episodes: int, generator: torch.G
     return ranks_GE < max(1, round(params.episode_share * episodes))
 
 
+class CriticDescription(Section):
+    """critic.json."""
+
+    params: TrainCriticParams
+    held_out_error: PositiveFloat
+
+
 def save_critic(folder: Path, critic: Critic) -> None:
     """Write critic.safetensors and critic.json."""
     description = {"params": critic.params.model_dump(mode="json"), "held_out_error": critic.held_out_error}
@@ -84,7 +92,7 @@ def save_critic(folder: Path, critic: Critic) -> None:
 
 def load_critic(folder: Path, vqvae: VQVAE, device: torch.device) -> Critic:
     """Read what `save_critic` wrote, for the VQ-VAE it was trained with. Raises ValueError if the folder holds no critic."""
-    description = read_description(folder, "critic")
-    critic = Critic(TrainCriticParams.model_validate(description["params"]), vqvae)
-    critic.held_out_error = description["held_out_error"]
-    return load_weights(folder, "critic", critic, device)
+    description = load_description(folder, "critic", CriticDescription)
+    critic = load_weights(folder, "critic", lambda: Critic(description.params, vqvae), device)
+    critic.held_out_error = description.held_out_error
+    return critic

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tap.distributed import all_reduce_sum
-from tap.model.serialization import load_weights, read_description, save_model
+from tap.model.serialization import load_description, load_weights, save_model
 from tap.model.transformer import Transformer, initialize
-from tap.settings import TrainPriorParams, TrainVqvaeParams
+from tap.settings import Section, TrainPriorParams, TrainVqvaeParams
 
 
 class Prior(nn.Module):
@@ -54,6 +54,12 @@ class Prior(nn.Module):
         return {"loss": -self.log_probabilities(codes_BM, observation_BO).sum() / count}
 
 
+class PriorDescription(Section):
+    """prior.json."""
+
+    params: TrainPriorParams
+
+
 def save_prior(folder: Path, prior: Prior) -> None:
     """Write prior.safetensors and prior.json."""
     save_model(folder, "prior", prior, {"params": prior.params.model_dump(mode="json")})
@@ -61,5 +67,5 @@ def save_prior(folder: Path, prior: Prior) -> None:
 
 def load_prior(folder: Path, vqvae_params: TrainVqvaeParams, observation_dim: int, device: torch.device) -> Prior:
     """Read what `save_prior` wrote, in evaluation mode. Raises ValueError if the folder contains no prior."""
-    params = TrainPriorParams.model_validate(read_description(folder, "prior")["params"])
-    return load_weights(folder, "prior", Prior(params, vqvae_params, observation_dim), device)
+    params = load_description(folder, "prior", PriorDescription).params
+    return load_weights(folder, "prior", lambda: Prior(params, vqvae_params, observation_dim), device)

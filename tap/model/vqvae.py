@@ -16,9 +16,9 @@ from tap.data.windows import Layout, Normalizer, Windows
 from tap.distributed import all_reduce_sum
 from tap.model.bottleneck import Attention, PoolAndTile
 from tap.model.codebook import Codebook, count
-from tap.model.serialization import load_weights, read_description, save_model
+from tap.model.serialization import load_description, load_weights, save_model
 from tap.model.transformer import Transformer, initialize
-from tap.settings import TrainVqvaeParams
+from tap.settings import Section, TrainVqvaeParams
 
 ENCODED_AT_ONCE = 1024  # windows
 
@@ -149,6 +149,14 @@ def encode_windows(vqvae: VQVAE, windows: Windows, starts_B: Tensor | None = Non
         return torch.cat([vqvae.encode(windows.gather(chunk)[0]).int() for chunk in chunks])
 
 
+class VqvaeDescription(Section):
+    """vqvae.json."""
+
+    params: TrainVqvaeParams
+    layout: Layout
+    normalizer: dict[str, list[float] | None]
+
+
 def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
     """Write vqvae.safetensors, and vqvae.json with params, dimensions and the Normalizer."""
     layout = {"observation_dim": vqvae.layout.observation_dim, "action_dim": vqvae.layout.action_dim}
@@ -158,12 +166,11 @@ def save_vqvae(folder: Path, vqvae: VQVAE, normalizer: Normalizer) -> None:
 
 def load_vqvae(folder: Path, device: torch.device) -> tuple[VQVAE, Normalizer]:
     """Read what `save_vqvae` wrote; the model is in evaluation mode. Raises ValueError if the folder contains no VQ-VAE."""
-    description = read_description(folder, "vqvae")
-    vqvae = VQVAE(TrainVqvaeParams.model_validate(description["params"]), Layout(**description["layout"]))
+    description = load_description(folder, "vqvae", VqvaeDescription)
     try:
-        normalizer = Normalizer.from_json(description["normalizer"])
+        normalizer = Normalizer.from_json(description.normalizer, description.layout.transition_dim)
     except ValueError as error:
         raise ValueError(
-            f"{folder / 'vqvae.json'} was written by an earlier version ({error}): train again with `tap run`"
+            f"{folder / 'vqvae.json'} was written by an earlier version or damaged ({error}): train again with `tap run`"
         ) from None
-    return load_weights(folder, "vqvae", vqvae, device), normalizer
+    return load_weights(folder, "vqvae", lambda: VQVAE(description.params, description.layout), device), normalizer

@@ -13,7 +13,7 @@ from tap.data.windows import Normalizer
 from tap.files import write_json
 from tap.model.critic import Critic, load_critic, save_critic
 from tap.model.prior import Prior, load_prior, save_prior
-from tap.model.serialization import read_description
+from tap.model.serialization import load_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
 from tap.planning.plan import Plan
 from tap.planning.planner import Planner
@@ -91,7 +91,7 @@ class Policy:
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read a policy that `save` wrote. Raises ValueError if files are missing or damaged."""
-        params = PlannerParams.model_validate(read_description(folder, "planner"))
+        params = load_description(folder, "planner", PlannerParams)
         return cls.join(folder, folder, folder, params, torch.device(device))
 
     @classmethod

@@ -8,6 +8,8 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,10 +198,18 @@ class Delivery:
             )
             client.log_model_artifacts(created.model_id, str(self.record.folder / "model"))
             client.finalize_logged_model(created.model_id, LoggedModelStatus.READY)
-        model_id, outputs = self._model_id(client), client.get_run(self._run_id).outputs
+        model_id = self._model_id(client)
         assert model_id is not None
-        if outputs is None or model_id not in [output.model_id for output in outputs.model_outputs]:
-            client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=0)])
+        if not self._is_output(client, model_id):
+            try:
+                client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=0)])
+            except MlflowException:  # as when MLflow's client sent the request again: the second one is refused
+                if not self._is_output(client, model_id):
+                    raise
+
+    def _is_output(self, client: MlflowClient, model_id: str) -> bool:
+        outputs = client.get_run(self._run_id).outputs
+        return outputs is not None and model_id in [output.model_id for output in outputs.model_outputs]
 
     def _model_id(self, client: MlflowClient) -> str | None:
         """The id of this run's delivered model; deletes the remains of failed attempts."""
@@ -212,17 +222,23 @@ class Delivery:
 
     def _register(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
         name, model_id = event["name"], self._model_id(client)
-        if client.search_model_versions(f"name = '{name}' and tags.run_key = '{self.record.key}'"):
-            return
-        unless(("RESOURCE_ALREADY_EXISTS",), lambda: client.create_registered_model(name))
-        client.create_model_version(
-            name,
-            f"models:/{model_id}",
-            self._run_id,
-            tags={"run_key": self.record.key} | event["tags"],
-            description=event["description"],
-            model_id=model_id,
-        )
+        if not self._versions(client, name):
+            unless(("RESOURCE_ALREADY_EXISTS",), lambda: client.create_registered_model(name))
+            client.create_model_version(
+                name,
+                f"models:/{model_id}",
+                self._run_id,
+                tags={"run_key": self.record.key} | event["tags"],
+                description=event["description"],
+                model_id=model_id,
+            )
+        for duplicate in self._versions(client, name)[1:]:  # created by a request that MLflow's client sent again
+            unless_missing(partial(client.delete_model_version, name, duplicate))
+
+    def _versions(self, client: MlflowClient, name: str) -> list[str]:
+        """The numbers of this run's versions of a registered model, oldest first."""
+        found = client.search_model_versions(f"name = '{name}' and tags.run_key = '{self.record.key}'")
+        return sorted((str(version.version) for version in found), key=int)
 
 
 def unless(error_codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
@@ -242,8 +258,30 @@ def unless_missing(request: Callable[[], T]) -> T | None:
 
 def failure(tracking_uri: str, error: Exception) -> str:
     """A sentence about an error of the store, without its full stop."""
+    match _http_status(error):
+        case HTTPStatus.UNAUTHORIZED:
+            return redact_credentials(f"MLflow at {tracking_uri} refused the login")
+        case HTTPStatus.FORBIDDEN:
+            return redact_credentials(f"MLflow at {tracking_uri} does not permit this to the user that is logged in")
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return redact_credentials(f"MLflow at {tracking_uri} failed ({reason})")
+
+
+def remedy(error: Exception) -> str:
+    """What to do about an error of the store, to follow a colon."""
+    match _http_status(error):
+        case HTTPStatus.UNAUTHORIZED:
+            return "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        case HTTPStatus.FORBIDDEN:
+            return "ask who runs the server for the permission"
+    return "check MLFLOW_TRACKING_URI, and that the server runs"
+
+
+def _http_status(error: Exception) -> int | None:
+    """The status of a server's response: MLflow's client raises errors of its own, and for artifacts those of requests."""
+    if isinstance(error, MlflowException):
+        return int(error.get_http_status_code())  # type: ignore[no-untyped-call]
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def redact_credentials(text: str) -> str:

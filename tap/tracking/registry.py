@@ -1,12 +1,17 @@
-"""MLflow's registry: policies logged as models, their versions, aliases and tags."""
+"""MLflow's registry: policies logged as models, their versions, aliases and tags.
+
+A logged model contains the code that it runs with. So before a model is loaded, its files are compared with the digest that was
+recorded when it was logged.
+"""
 
 import importlib.metadata
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +24,19 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
+from mlflow.store.artifact.models_artifact_repo import REGISTERED_MODEL_META_FILE_NAME
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
-from tap.tracking.mlflow_store import connect, failure, unless_missing
+from tap.files import folder_sha256
+from tap.results import Evaluation
+from tap.tracking.mlflow_store import connect, failure, remedy, unless_missing
 from tap.tracking.run import Run
 
 PREFIX = "tap-"
 DECISION = "decision "  # prefix of the registered model's tags that are its history; MLflow's page of the model shows them
 TIMED_DECISIONS = 5
+MODEL_DIGEST = "model_digest"  # tag of a version: of all files of its model
+METRICS = "metrics.json"  # an artifact of each run that evaluates: what its stage wrote
 
 
 def model_name(dataset: str) -> str:
@@ -37,19 +47,21 @@ def model_name(dataset: str) -> str:
     return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
 
 
-def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int) -> None:
+def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int) -> str:
     """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
-    `example_observations` (n, O) become the input example. Raises OSError if the outbox cannot be written.
+    `example_observations` (n, O) become the input example. Returns the digest of the model's files. Raises OSError if the
+    outbox cannot be written.
     """
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, example_observations.shape[1]))]),
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, action_dim))]),
         params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
     )
-    code = Path(__file__).parents[1]
+    code, digest = Path(__file__).parents[1], ""
 
     def save(folder: Path) -> None:
+        nonlocal digest
         try:
             mlflow.pyfunc.save_model(
                 path=str(folder),
@@ -65,8 +77,10 @@ def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, 
             if not (number := re.search(r"\[Errno (\d+)\]", f"{error} {error.__cause__}")):
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
+        digest = folder_sha256(folder)
 
     run.log_model(save)
+    return digest
 
 
 @dataclass(frozen=True)
@@ -77,11 +91,12 @@ class Version:
     version: str
     tags: dict[str, str]
     description: str
+    mlflow_run: str  # MLflow's id of the run that registered it
 
     @classmethod
     def of(cls, found: ModelVersion) -> Self:
         """From MLflow's ModelVersion, whose number is an int in some stores and a string in others."""
-        return cls(found.name, str(found.version), dict(found.tags), found.description or "")
+        return cls(found.name, str(found.version), dict(found.tags), found.description or "", found.run_id or "")
 
 
 @dataclass(frozen=True)
@@ -124,15 +139,40 @@ class Registry:
         """Replace the description of a version."""
         self._client.update_model_version(version.name, version.version, description)
 
+    def evaluation(self, version: Version) -> Evaluation | None:
+        """What the stage of a version's run measured; None if the run has no valid record of it."""
+        with tempfile.TemporaryDirectory() as folder, suppress(MlflowException, OSError, ValueError):
+            return Evaluation.read(Path(self._client.download_artifacts(version.mlflow_run, METRICS, folder)))
+        return None
+
+    def download(self, version: Version, folder: Path) -> Path:
+        """Download a version's model into `folder`, and return its path there.
+
+        Raises ValueError if its files do not have the digest of the version's tag; versions of early releases have none.
+        """
+        model = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}", dst_path=str(folder)))
+        (model / REGISTERED_MODEL_META_FILE_NAME).unlink(missing_ok=True)  # which MLflow adds
+        if folder_sha256(model) != version.tags.get(MODEL_DIGEST, folder_sha256(model)):
+            raise ValueError(
+                f"the files of {version.name} version {version.version} are not those that its evaluation logged, so none was "
+                "run: find out who changed them, and evaluate the policy again"
+            )
+        return model
+
     def load_test(self, version: Version) -> Trial:
-        """Load a version as a server does, on a CPU, and act on its input example. Raises whatever the model raises."""
-        model = mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}", model_config={"device": "cpu"})
-        example = np.asarray(model.input_example)
-        actions, seconds = np.asarray(model.predict(example)), []
-        for _ in range(TIMED_DECISIONS):
-            start = perf_counter()
-            model.predict(example[:1])
-            seconds.append(perf_counter() - start)
+        """Load a version as a server does, on a CPU, and act on its input example.
+
+        Raises ValueError as `download` does, and whatever the model raises.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.download(version, Path(folder))
+            model = mlflow.pyfunc.load_model(str(path), model_config={"device": "cpu"})
+            example = np.asarray(model.input_example)
+            actions, seconds = np.asarray(model.predict(example)), []
+            for _ in range(TIMED_DECISIONS):
+                start = perf_counter()
+                model.predict(example[:1])
+                seconds.append(perf_counter() - start)
         return Trial(actions, 1000 * float(np.median(seconds)))
 
     def same_recipe(self, version: Version) -> list[Version]:
@@ -169,8 +209,7 @@ def open_registry(tracking_uri: str) -> Iterator[Registry]:
     try:
         yield Registry(connect(tracking_uri))
     except MlflowException as error:
-        message = f"{failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs"
-        raise ValueError(message) from error
+        raise ValueError(f"{failure(tracking_uri, error)}: {remedy(error)}") from error
 
 
 def _number(version: ModelVersion) -> int:

@@ -31,7 +31,7 @@ from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 
 from tap.results import Lineage
 from tap.settings import Runtime
-from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, redact_credentials
+from tap.tracking.mlflow_store import Delivery, connect, failure, find_runs, redact_credentials, remedy
 from tap.tracking.outbox import Record, record_folders, start_of
 
 DATA_TAGS = {"dataset", "seed", "scale", "dataset_digest"}
@@ -97,7 +97,7 @@ class Run:
                     self._deliveries.remove(delivery)
             except Exception as error:  # MLflow's, the network's, a database's, a disk's
                 self._warn(
-                    f"{failure(self._tracking_uri, error)}. What is not delivered when this run ends stays in "
+                    f"{failure(self._tracking_uri, error)}: {remedy(error)}. What is not delivered when this run ends stays in "
                     f"{delivery.record.folder}: run `tap sync` then. Files under data/ are complete."
                 )
                 return False
@@ -269,8 +269,8 @@ def sync(runtime: Runtime) -> Iterator[Delivered]:
                 connect(runtime.tracking_uri)
             except Exception as outage:
                 raise ValueError(
-                    f"{failure(runtime.tracking_uri, outage)}: nothing is lost, the rest stays in {runtime.outbox}. "
-                    "Check MLFLOW_TRACKING_URI and that the server runs, then run `tap sync` again"
+                    f"{failure(runtime.tracking_uri, outage)}: nothing is lost, the rest stays in {runtime.outbox}; "
+                    f"{remedy(outage)}, then run `tap sync` again"
                 ) from None
             yield Delivered(run, "failed", str(error))
         finally:
@@ -289,7 +289,7 @@ def end_runs(tracking_uri: str, flow_run: str, status: str = "KILLED") -> int:
         for run in running:
             client.set_terminated(run.info.run_id, status)
     except MlflowException as error:
-        raise ValueError(f"{failure(tracking_uri, error)}: check MLFLOW_TRACKING_URI, and that the server runs") from error
+        raise ValueError(f"{failure(tracking_uri, error)}: {remedy(error)}") from error
     return len(running)
 
 

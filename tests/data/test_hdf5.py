@@ -203,7 +203,9 @@ def test_a_chunk_that_cannot_be_decompressed(data: Data) -> None:
     data.path.write_bytes(content)
     with open_table(data.path, lookup("mine", fetch(path=data.path, max_episode_steps=5000))) as recorded:
         assert len(recorded.read("rewards", slice(0, 10))) == 10
-        with pytest.raises(ValueError, match=r"actions cannot be read \(.*filter.*\): replace the file with a complete copy"):
+        with pytest.raises(
+            ValueError, match=r"actions cannot be read \(.*(filter|inflate).*\): replace the file with a complete copy"
+        ):
             recorded.read("actions", slice(0, 10))
 
 

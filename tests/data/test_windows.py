@@ -91,7 +91,7 @@ def test_normalisation_is_reversible_and_keeps_the_unit_of_constant_dimensions()
     np.testing.assert_allclose(normalizer.denormalize(normal), raw, rtol=1e-6, atol=1e-9)
     # a constant dimension that moves a little at run time stays a little off
     assert normalizer.normalize(torch.tensor([[1e6, 0.8, 0.0]]))[0, 1] == pytest.approx(0.1, rel=1e-4)
-    again = Normalizer.from_json(normalizer.to_json())
+    again = Normalizer.from_json(normalizer.to_json(), 3)
     np.testing.assert_array_equal(again.mean, normalizer.mean)
     np.testing.assert_array_equal(again.std, normalizer.std)
     np.testing.assert_array_equal(again.support_bounds(), normalizer.support_bounds())
@@ -107,7 +107,7 @@ def test_scale_and_shift_of_rewards_do_not_change_normalised_rewards(scale: floa
     same = slice(0, 5 if shift == 0 else 4)  # observations, action, reward, return-to-go
     normal = [fit_normalizer(e, PARAMS).normalize(torch.from_numpy(transitions(e, PARAMS))) for e in (episodes, changed)]
     torch.testing.assert_close(normal[0][:, same], normal[1][:, same], rtol=1e-3, atol=1e-4)
-    stored = Normalizer.from_json(json.loads(json.dumps(fit_normalizer(changed, PARAMS).to_json())))
+    stored = Normalizer.from_json(json.loads(json.dumps(fit_normalizer(changed, PARAMS).to_json())), 5)
     back = stored.denormalize(normal[1]).numpy()
     np.testing.assert_allclose(back[:, 3], rewards, rtol=1e-4, atol=1e-4 * scale)
     np.testing.assert_allclose(back[:, 4], returns_to_go(rewards, changed.offsets, 0.9), rtol=1e-4, atol=1e-4 * scale)

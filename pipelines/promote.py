@@ -202,10 +202,11 @@ def _contradiction(version: Version, measured: Evaluation | None, where: str) ->
     if measured is None:
         return f"version {version.version} has no {where}"
     facts = {key: str(getattr(measured, FIELDS.get(key, key))) for key in (*EVIDENCE, MODEL_DIGEST)}
-    tags = version.tags | {"scores": str(json.loads(version.tags["scores"]))}
+    # Early releases have recorded no digest, neither in the tag nor in the metrics.
+    tags = {MODEL_DIGEST: "None"} | version.tags | {"scores": str(json.loads(version.tags["scores"]))}
     for key, fact in facts.items():
-        if tags.get(key) != fact:
-            return f"the tag {key} of version {version.version} is {tags.get(key):.100}, but {where} has {fact:.100}"
+        if tags[key] != fact:
+            return f"the tag {key} of version {version.version} is {tags[key]:.100}, but {where} has {fact:.100}"
     return None
 
 

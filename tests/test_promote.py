@@ -289,6 +289,18 @@ def test_edited_tags_of_a_champion_are_refused_and_of_its_recipe_ignored(project
     assert "metrics.json of its run) has [59.0, 61.0]" in decision.reason and project.aliases()["champion"] == "2"
 
 
+def test_only_a_policy_that_was_evaluated_without_a_digest_needs_none(project: Project) -> None:
+    """As by an early release."""
+    project.recipe("first", [50.0], policies=[0], model_digest=None)
+    project.client.delete_model_version_tag(project.name, "1", "model_digest")
+    assert project.promote().outcome == "promoted"
+    project.recipe("second", [90.0], policies=[1])
+    assert project.promote().outcome == "promoted" and project.aliases()["champion"] == "2"
+    project.client.delete_model_version_tag(project.name, "2", "model_digest")
+    project.recipe("third", [95.0], policies=[2])
+    assert "champion the tag model_digest of version 2 is None, but" in project.promote().reason
+
+
 @pytest.mark.parametrize(
     "file", ["MLmodel", "policy.py", "code/tap/planning/policy.py", "code/tap/new.py", "artifacts/policy/link"]
 )

@@ -62,9 +62,9 @@ def _create(file: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # what a killed process has left
     folder.mkdir()
     try:
-        engine = create_sqlalchemy_engine(f"sqlite:///{folder / file.name}")
+        engine = create_sqlalchemy_engine(f"sqlite:///{folder / file.name}")  # type: ignore[no-untyped-call]
         try:
-            _initialize_tables(engine)
+            _initialize_tables(engine)  # type: ignore[no-untyped-call]
         finally:
             engine.dispose()
         (folder / file.name).rename(file)

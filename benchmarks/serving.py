@@ -39,7 +39,7 @@ def benchmark(device: torch.device, quick: bool) -> Result:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         listener.close()
-        with process.running([sys.executable, "-m", "pipelines.scoring", model_uri, "127.0.0.1", str(port)]) as server:
+        with process.running([sys.executable, "-m", "pipelines.serving.scoring", model_uri, "127.0.0.1", str(port)]) as server:
             url = f"http://127.0.0.1:{port}"
             while not answers(url):
                 if server.poll() is not None:

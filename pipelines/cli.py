@@ -182,7 +182,7 @@ def serve(
 
     Example: `tap serve hopper-medium-replay`, or the policy that was not promoted: `tap serve hopper-medium-replay@challenger`
     """
-    from pipelines.serve import serve as serve_policy
+    from pipelines.serving.serve import serve as serve_policy
     from tap.settings import Runtime
     from tap.tracking.registry import model_name
 

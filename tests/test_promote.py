@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.promote import PROTOCOL, Decision, history, models, promote, rollback
-from pipelines.serve import serve
+from pipelines.serving.serve import serve
 from tap.planning.policy import Policy
 from tap.settings import Runtime
 from tap.tracking import run as tracking

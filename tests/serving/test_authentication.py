@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from pipelines.authentication import TokenRequired, read_token
+from pipelines.serving.authentication import TokenRequired, read_token
 
 
 def write(file: Path, content: bytes, mode: int = 0o600) -> Path:

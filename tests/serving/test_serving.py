@@ -29,8 +29,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from benchmarks.sizes import params_of
-from pipelines.scoring import OneSentence
-from pipelines.serve import serve
+from pipelines.serving.scoring import OneSentence
+from pipelines.serving.serve import serve
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning

@@ -8,7 +8,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipelines.refusal import refusal
+from pipelines.serving.refusal import refusal
 
 
 def read_token(file: Path) -> str:

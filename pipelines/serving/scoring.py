@@ -1,4 +1,4 @@
-"""MLflow's scoring server behind a check of its requests: python -m pipelines.scoring MODEL_URI HOST PORT [TOKEN_FILE].
+"""MLflow's scoring server behind a check of its requests: python -m pipelines.serving.scoring MODEL_URI HOST PORT [TOKEN_FILE].
 
 The check compares each request with the model's signature, since MLflow ignores unknown fields and params, and responds to some
 mistakes with status 500 or a traceback. The bodies of requests that pass go to MLflow unchanged. This module imports nothing of
@@ -22,9 +22,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.authentication import TokenRequired, read_token
-from pipelines.connections import TimedConnection
-from pipelines.refusal import quoted, refusal
+from pipelines.serving.authentication import TokenRequired, read_token
+from pipelines.serving.connections import TimedConnection
+from pipelines.serving.refusal import quoted, refusal
 
 MAX_ROWS = 256  # of a request
 BYTES_PER_NUMBER = 64  # as JSON, with white space

@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipelines.address import require_free
-from pipelines.authentication import read_token
 from pipelines.orchestration import process
+from pipelines.serving.authentication import read_token
 from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.registry import open_registry
 
@@ -40,7 +40,7 @@ def _serve(model: Path, host: str, port: int, token_file: Path | None, tracking_
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        command = [sys.executable, "-m", "pipelines.scoring", str(model), host, str(port)]
+        command = [sys.executable, "-m", "pipelines.serving.scoring", str(model), host, str(port)]
         with process.running([*command, *([str(token_file)] if token_file else [])]) as server:
             code = server.wait()
     except KeyboardInterrupt:

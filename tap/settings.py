@@ -27,13 +27,14 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from ruamel.yaml import YAML
-from ruamel.yaml.constructor import DuplicateKeyError
-from ruamel.yaml.error import YAMLError
+
+from tap.yaml_file import read_mapping
 
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
@@ -51,6 +52,15 @@ class Section(BaseModel):
     """A frozen part of Params that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def true_is_not_one(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name
+        values = value if isinstance(value, list | tuple) else [value]
+        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(each, bool) for each in values):
+            raise PydanticCustomError("true", "Input should not be true or false")
+        return value
 
 
 class FetchParams(Section):
@@ -132,7 +142,7 @@ class FitParams(Section):
     weight_decay: Annotated[float, Field(ge=0)]
     betas: tuple[Fraction, Fraction]
     clip_norm: PositiveFloat
-    held_out: Fraction  # share of episodes kept out of training
+    held_out: Fraction  # share of episodes kept out of training; 0: none, so there is no held-out loss
     log_every: PositiveInt
     checkpoint_every: PositiveInt
 
@@ -299,7 +309,7 @@ class ParamsFile(Section):
     """params.yaml as it is written: layers not merged yet."""
 
     scale: Scale
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]  # strict: DVC names stages by them
     datasets: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)]
     methods: list[Method]  # baselines beside TAP
     ablate: Ablate
@@ -351,29 +361,17 @@ class ParamsFile(Section):
 
 
 Key = tuple[str, ...]
+LISTED = 20  # mistakes in one message
 NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def read_params_file(path: Path) -> ParamsFile:
     """Read and check the layout of params.yaml.
 
-    Raises ValueError if the file is missing, is not valid YAML, or has unknown or missing keys.
+    Raises ValueError as `read_mapping` does, and if keys are unknown or missing.
     """
     try:
-        content = YAML(typ="safe", pure=True).load(path)  # YAML 1.2, as DVC reads it
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: run inside the project's folder") from None
-    except DuplicateKeyError as error:
-        where, what = error.problem_mark, str(error.problem).partition(" with value")[0]
-        raise ValueError(f"{path}, line {where.line + 1}: {what}: keep one") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read: params have at most five levels") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must have a mapping at its top level")
-    try:
-        return ParamsFile.model_validate(content)
+        return ParamsFile.model_validate(read_mapping(path))
     except ValidationError as error:
         raise ValueError(_explain(error, path, ParamsFile, {})) from None
 
@@ -480,7 +478,8 @@ def _explain(error: ValidationError, path: Path, model: type[BaseModel], origins
             case _:
                 message = f"{problem['msg']} (is {problem['input']!r:.200})"
         lines.append(f"{path}: {written or '.'.join(key)}: {message}" if key else f"{path}: {message}")
-    return "\n".join(lines)
+    more = [f"{path}: and {len(lines) - LISTED} more mistakes"] if len(lines) > LISTED else []
+    return "\n".join(lines[:LISTED] + more)
 
 
 def _head(origin: str, drop: int) -> str:

@@ -115,6 +115,35 @@ def test_mistakes_name_their_path(params_yaml_with: Callable[..., Path], overrid
     assert str(error.value).startswith(str(path))
 
 
+@pytest.mark.parametrize("seeds", [["0"], [1.0], [True]])
+def test_seeds_are_integers_as_dvc_writes_them_into_the_names_of_stages(
+    params_yaml_with: Callable[..., Path], seeds: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"params\.yaml: seeds.*: Input should (be a valid integer|not be true or false)"):
+        read_params_file(params_yaml_with(seeds=seeds))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"train_vqvae": {"fit": {"updates": True}}},
+        {"train_vqvae": {"fit": {"betas": [0.9, False]}}},
+        {"train_vqvae": {"windows": {"termination_penalty": True}}},
+        {"fetch": {"max_episode_steps": True}},
+    ],
+)
+def test_true_is_not_one(params_yaml_with: Callable[..., Path], overrides: dict[str, Any]) -> None:
+    path = params_yaml_with(datasets={"hopper-a": overrides})
+    with pytest.raises(ValueError, match=r"datasets\.hopper-a\..*: Input should not be true or false \(is "):
+        load_params(path, "hopper-a")
+
+
+def test_of_many_mistakes_the_first_are_listed(params_yaml_with: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"params\.yaml: and 80 more mistakes$") as error:
+        read_params_file(params_yaml_with(**{f"unknown{number}": 1 for number in range(100)}))
+    assert len(str(error.value).splitlines()) == 21
+
+
 def test_typos_at_the_top_and_in_names(params_yaml_with: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="sceds: unknown key; did you mean 'seeds'"):
         read_params_file(params_yaml_with(sceds=[1]))
@@ -152,7 +181,7 @@ def test_params_are_read_as_dvc_reads_them(params_yaml_with: Callable[..., Path]
     with pytest.raises(ValueError, match=r'params.yaml, line \d+: found duplicate key "seeds": keep one'):
         read_params_file(path)
     path.write_text(f"<<<<<<< HEAD\n{original}=======\n{original}>>>>>>> other\n")
-    with pytest.raises(ValueError, match=r"params.yaml is not valid YAML"):
+    with pytest.raises(ValueError, match=r"params.yaml, line 1: two versions conflict since a merge: keep one version"):
         read_params_file(path)
     with pytest.raises(ValueError, match="seeds: 1 is listed twice: keep one"):
         read_params_file(params_yaml_with("hopper-a", seeds=[1, 2, 1]))

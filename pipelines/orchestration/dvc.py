@@ -18,6 +18,7 @@ import yaml
 from pipelines.orchestration import process
 from tap.files import write_atomically
 from tap.settings import read_params_file
+from tap.yaml_file import require_no_conflict
 
 PARAMS = Path("params.yaml")
 DVC_FOLDER, RUN_CACHE, LOCK_FILE = Path(".dvc/tmp"), Path(".dvc/cache/runs"), Path("dvc.lock")
@@ -26,6 +27,11 @@ ADVICE = re.compile(
     r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
 )
 NO_GIT = "is not a git repository"  # in DVC's words
+# What resolves a conflict of a merge in the files that DVC reads besides params.yaml.
+RESOLUTIONS = {
+    Path("dvc.yaml"): "keep one version, and remove the markers",
+    LOCK_FILE: "run `git checkout --ours dvc.lock`, or delete it; the next run renews it",
+}
 T = TypeVar("T")
 LOG_PROGRESS_EVERY = 30  # seconds; a terminal shows every step of a progress bar instead
 
@@ -85,8 +91,12 @@ BUILDS_ON = {
 def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> list[Instance]:
     """Every stage to run for `datasets` and `seeds` (None: all of params.yaml), each after what it builds on.
 
-    Raises ValueError if params.yaml does not list one of them: DVC has stages only for what it lists.
+    Raises ValueError if params.yaml does not list one of them: DVC has stages only for what it lists; and if a merge left a
+    conflict in one of DVC's files.
     """
+    for path, remedy in RESOLUTIONS.items():
+        if path.exists():
+            require_no_conflict(path, path.read_text(errors="replace"), remedy)
     file = read_params_file(PARAMS)
     chosen = [PARAMS_STAGE]
     for dataset in _listed("datasets", datasets, list(file.datasets)):

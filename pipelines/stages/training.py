@@ -78,6 +78,9 @@ class Job:
         """
         if self.device.type == "cuda":
             compile_blocks(model)
+        if self.run and not num_held_out:
+            why = "fit.held_out is 0" if self.params.held_out == 0 else "the dataset has one"
+            print(f"{self.stage} {self.key}: no episode is held out ({why}), so there is no held-out loss", flush=True)
         history = fit(
             model,
             loss,

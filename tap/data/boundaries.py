@@ -133,7 +133,8 @@ def _distances(observations: np.ndarray, suite: Suite) -> np.ndarray:
     """Distance from each row to the next (N - 1,): of all dimensions, in AntMaze of the positions (m) of ant and goal."""
     if suite == "antmaze":
         observations = observations[:, [0, 1, -2, -1]]
-    return np.asarray(np.linalg.norm(np.diff(observations, axis=0), axis=1))
+    with np.errstate(over="ignore"):  # beyond 1e19, squares are infinite in float32
+        return np.asarray(np.linalg.norm(np.diff(observations, axis=0), axis=1))
 
 
 def _usual_steps(table: Table, flagged: np.ndarray) -> np.ndarray | None:

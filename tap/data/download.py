@@ -12,7 +12,9 @@ import h5py
 from tqdm import tqdm
 
 from tap.data.catalog import DatasetInfo
+from tap.data.hdf5 import HDF5_ERRORS
 from tap.files import REMEDIES, errors_name, locked, read_json, sha256, write_json
+from tap.yaml_file import require_no_conflict
 
 TIMEOUT = 30  # seconds without a response
 CHUNK = 1 << 20  # bytes
@@ -54,10 +56,12 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
     """Record the file's digest in `lock` if that has none; raise ValueError if the file is incomplete or has another digest."""
     try:
         h5py.File(file).close()  # detects a web page, or a download that another program did not finish
-    except OSError as error:
+    except HDF5_ERRORS as error:
         raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
     with locked(lock.parent):  # other processes record other datasets' files
+        if lock.exists():
+            require_no_conflict(lock, lock.read_text(errors="replace"))
         entries = read_json(lock) if lock.exists() else {}
         if info.id not in entries:
             entries[info.id] = {"url": info.url, "sha256": digest, "bytes": file.stat().st_size}

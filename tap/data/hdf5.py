@@ -1,7 +1,8 @@
 """Reading: an HDF5 file in D4RL's layout, one row per step, as a table whose columns are read a chunk of rows at a time."""
 
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from tap.data.chunks import row_chunks
 
 FLAGS = ("terminals", "timeouts")
 SCALARS = (*FLAGS, "rewards")
+NUMBERS = "fiub"  # numpy's kinds of dtype: floats, integers, booleans
 NAMED = 8  # of the keys of a file that lacks some, at most so many are named
+LONGEST = 200  # characters of a text of a file in a message
+# What h5py raises where a file is damaged, or has what it does not know; the type depends on the place in the file.
+HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, RuntimeError)
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # What else is found where an HDF5 file should be, by its first bytes.
 OTHER_FORMATS = {
@@ -36,6 +41,7 @@ class Table:
     """
 
     path: Path
+    file: h5py.File
     columns: Mapping[str, h5py.Dataset]
     dims: Mapping[str, int]  # how many of a column's leading dimensions are read
     recollected: bool  # whether the file declares that it was recorded again, and is not D4RL's
@@ -74,6 +80,21 @@ class Table:
                 flags[rows] = self.read(key, rows)
         return flags
 
+    def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
+        """Some rows of a key that is no column, (rows, dim) float64.
+
+        None if the file has no table there of at most `most` dimensions and as many rows as the columns.
+        """
+        try:
+            item = self.file.get(key)
+            if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.ndim != 2:
+                return None
+            _require_all_data(item, key, sparse=True)
+            fits = len(item) == self.num_rows and item.shape[1] <= most
+            return np.asarray(item[rows], np.float64) if fits else None
+        except HDF5_ERRORS:
+            return None
+
     def _flags(self, key: str, values: np.ndarray, rows: slice) -> np.ndarray:
         wrong = np.flatnonzero((values != 0) & (values != 1))
         if len(wrong):
@@ -84,10 +105,8 @@ class Table:
         return values.astype(bool)
 
     def _values(self, key: str, rows: slice) -> np.ndarray:
-        try:
+        with _readable(f"{self.path}: {key}"):
             values: np.ndarray = self.columns[key].astype(np.float32)[rows]
-        except OSError as error:
-            raise ValueError(f"{self.path}: {key} cannot be read ({error}): replace the file with a complete copy") from error
         return values.reshape(len(values), -1)[:, : self.dims[key]]
 
     def _not_finite(self, key: str) -> ValueError:
@@ -105,13 +124,13 @@ def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
     """Open a dataset's file. Raises ValueError if it or a part of it cannot be read, lacks a key, or has wrong shapes."""
     try:
         file = h5py.File(path)
-    except OSError as error:
+    except HDF5_ERRORS as error:
         raise ValueError(_why_unreadable(path, error)) from error
     with file:
         columns = _columns(file, path, info)
-        for key, column in columns.items():
-            _require_all_parts(column, f"{path}: {key}")
         shapes = _check_shapes(columns, path)
+        for key, column in columns.items():
+            _require_all_data(column, f"{path}: {key}", sparse=key in SCALARS)
         dims = {key: item.size // len(item) for key, item in columns.items()}
         if dims.get("next_observations", dims["observations"]) != dims["observations"]:
             raise ValueError(f"{path}: next_observations and observations differ in size ({shapes})")
@@ -120,7 +139,27 @@ def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
         ant = info.environment == "Ant-v4" or (info.environment == "d4rl" and info.id.startswith("ant-"))
         if ant and dims["observations"] == 111:
             dims |= {key: ANT_OBSERVATION_DIM for key in dims if key.endswith("observations")}
-        yield Table(path, columns, dims, file.attrs.get("source") == "recollected")
+        yield Table(path, file, columns, dims, _is_recollected(file))
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Raises ValueError if h5py cannot read `what`, a part of a file."""
+    try:
+        yield
+    except HDF5_ERRORS as error:
+        raise ValueError(f"{what} cannot be read ({_reason(error)}): replace the file with a complete copy") from error
+
+
+def _reason(error: Exception) -> str:
+    """An error of h5py in one line."""
+    return _shown(" ".join(str(error.args[0] if error.args else error).split()))
+
+
+def _shown(text: str | bytes) -> str:
+    """A text of a file, which h5py gives as bytes if it is not UTF-8, in printable characters, and not all of a long one."""
+    text = text if isinstance(text, str) else text.decode(errors="replace")
+    return (text if text.isprintable() else ascii(text))[:LONGEST]
 
 
 def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.Dataset]:
@@ -128,78 +167,129 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
     required = ["observations", "actions", "rewards", "terminals"] + ["infos/goal"] * (info.suite == "antmaze")
     columns = {}
     for key in (*required, "timeouts", "next_observations"):
-        try:
-            item = file.get(key)
-        except OSError as error:  # a link to another file
-            raise ValueError(f"{path}: {key} lies in another file, which cannot be read ({error}): put it there") from error
+        with _readable(f"{path}: {key}"):
+            item, link = file.get(key), file.get(key, getlink=True)
         if isinstance(item, h5py.Dataset):
             columns[key] = item
-        elif isinstance(link := file.get(key, getlink=True), h5py.ExternalLink):
-            raise ValueError(f"{path}: {key} lies in {link.filename}, which is not there: put it there")
+        elif isinstance(link, h5py.ExternalLink):
+            raise ValueError(f"{path}: {key} lies in {_shown(link.filename)}, which is not there: put it there")
     missing = [key for key in required if key not in columns]
     if missing:
-        present: list[str] = []
-        file.visititems(lambda name, item: present.append(name) if isinstance(item, h5py.Dataset) else None)
+        present = _names(file)
         more = f", and {len(present) - NAMED} more" if len(present) > NAMED else ""
-        names = ", ".join(name[:100] for name in present[:NAMED]) + more
+        names = ", ".join(_shown(name) for name in present[:NAMED]) + more
         raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {names or 'nothing'}: add what is missing")
     return columns
 
 
-def _require_all_parts(column: h5py.Dataset, name: str) -> None:
-    """Raises ValueError if a column's data is compressed in an unknown way, or lies in other files that are not all there.
+def _names(file: h5py.File) -> list[str]:
+    """The names of all datasets, of a damaged file those that are found."""
+    names: list[str] = []
+    with suppress(*HDF5_ERRORS):
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
 
-    HDF5 reads what is missing there as zeros.
+
+def _is_recollected(file: h5py.File) -> bool:
+    try:
+        source = file.attrs.get("source")
+    except HDF5_ERRORS:
+        return False
+    return isinstance(source, str) and source == "recollected"
+
+
+def _require_all_data(column: h5py.Dataset, name: str, sparse: bool, parents: tuple[tuple[Path, int], ...] = ()) -> None:
+    """Raises ValueError if a column's data is compressed in an unknown way, or is not all there, in this file or in others.
+
+    HDF5 reads what is missing as zeros, even 10^12 rows of a file of a few kilobytes. A `sparse` column may be written so.
+    `parents` are the virtual datasets that this one is a part of: HDF5 never returns from reading one that contains itself.
     """
-    filters = column.id.get_create_plist()
-    for index in range(filters.get_nfilters()):
-        code, _, _, label = filters.get_filter(index)
+    with _readable(name):
+        file, properties, external = Path(column.file.filename), column.id.get_create_plist(), column.external
+        filters = [properties.get_filter(index) for index in range(properties.get_nfilters())]
+        parts = column.virtual_sources() if column.is_virtual else None
+        here = (file.resolve(), h5py.h5o.get_info(column.id).addr)
+    for code, _, _, label in filters:
         if not h5py.h5z.filter_avail(code):
             raise ValueError(
-                f"{name} is compressed by HDF5 filter {code} ({label.decode(errors='replace')}), which is not installed: "
-                "rewrite the file without it, for example by h5repack, or with gzip"
+                f"{name} is compressed by HDF5 filter {code} ({_shown(label.decode(errors='replace'))}), which is not "
+                "installed: rewrite the file without it, for example by h5repack, or with gzip"
             )
-    folder = Path(column.file.filename).parent
-    if column.external:
+    if external:
         raise ValueError(
-            f"{name} lies in raw files ({column.external[0][0]}): write the data into the file, for example by h5repack"
+            f"{name} lies in raw files ({_shown(external[0][0])}): write the data into the file, for example by h5repack"
         )
-    folder = Path(column.file.filename).parent
-    if not column.is_virtual:
+    if parts is None:
+        if not sparse:
+            _require_all_values(column, name)
         return
+    if here in parents:
+        raise ValueError(f"{name} is a virtual dataset that contains itself: write the data into the file")
     mapped = 0
-    for part in column.virtual_sources():
-        source = Path(column.file.filename) if part.file_name == "." else folder / part.file_name
-        try:
-            with h5py.File(source) as file:
-                _require_all_parts(file[part.dset_name], name)
-        except (OSError, KeyError) as error:
-            raise ValueError(
-                f"{name} is a virtual dataset with parts in {source}, {part.dset_name}, which cannot be read ({error}): "
-                "put the file there, or write the data into this one"
-            ) from error
-        mapped += part.vspace.get_select_npoints()
+    for part in parts:
+        source = file if part.file_name == "." else file.parent / part.file_name
+        with ExitStack() as stack:
+            try:
+                item = stack.enter_context(h5py.File(source))[part.dset_name]
+                if not isinstance(item, h5py.Dataset):
+                    raise KeyError("not a dataset")
+                mapped += part.vspace.get_select_npoints()
+            except HDF5_ERRORS as error:
+                raise ValueError(
+                    f"{name} is a virtual dataset with parts in {_shown(str(source))}, {_shown(part.dset_name)}, which "
+                    f"cannot be read ({_reason(error)}): put the file there, or write the data into this one"
+                ) from error
+            _require_all_data(item, name, sparse, (*parents, here))
     if mapped < column.size:
         raise ValueError(
             f"{name} is a virtual dataset without data for {column.size - mapped} of its {column.size} values: fix it"
         )
 
 
+def _require_all_values(column: h5py.Dataset, name: str) -> None:
+    """Raises ValueError if the file has no data for some of a column's values."""
+    with _readable(name):
+        if column.chunks:
+            needed = math.prod(-(-size // chunk) for size, chunk in zip(column.shape, column.chunks, strict=True))
+            stored = column.id.get_num_chunks()
+        else:
+            needed, stored = column.nbytes, column.id.get_storage_size()
+    if stored < needed:
+        raise ValueError(
+            f"{name} has room for {column.shape} values, but data for {stored / needed:.1%} of them: finish the recording, "
+            "or cut all keys to the rows that were written"
+        )
+
+
 def _check_shapes(columns: Mapping[str, h5py.Dataset], path: Path) -> str:
     """The shapes in words. Raises ValueError if a column is not a table of numbers, or if columns differ in length."""
-    shapes = ", ".join(f"{key} {item.shape}" for key, item in columns.items())
+    types = {}
     for key, item in columns.items():
-        wide = key in SCALARS and item.shape[1:] not in ((), (1,))
-        if not item.size or not 1 <= item.ndim <= 2 or item.dtype.kind not in "fiub" or wide:
+        with _readable(f"{path}: {key}"):
+            types[key] = (item.shape, _dtype(item))
+    shapes = ", ".join(f"{key} {shape}" for key, (shape, _) in types.items())
+    for key, (shape, dtype) in types.items():
+        wide = shape and key in SCALARS and shape[1:] not in ((), (1,))
+        if not shape or 0 in shape or len(shape) > 2 or dtype is None or dtype.kind not in NUMBERS or wide:
             raise ValueError(
-                f"{path}: {key} is not a table of numbers with one row per step, but {item.shape} {item.dtype} ({shapes})"
+                f"{path}: {key} is not a table of numbers with one row per step, but {shape} "
+                f"{_shown(str(dtype or 'of a type that numpy lacks'))} ({shapes})"
             )
-    if len({len(item) for item in columns.values()}) > 1:
+    if len({shape[0] for shape, _ in types.values()}) > 1:
         raise ValueError(f"{path}: keys have different numbers of rows ({shapes}): one row of each is one step")
     return shapes
 
 
-def _why_unreadable(path: Path, error: OSError) -> str:
+def _dtype(column: h5py.Dataset) -> np.dtype | None:
+    """None for a type that numpy lacks."""
+    try:
+        dtype: np.dtype = column.dtype
+    except TypeError:
+        return None
+    return dtype
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
     """Why h5py cannot open a file, and what to do."""
     if path.is_dir():
         return f"{path} is a folder: name an HDF5 file"
@@ -214,5 +304,5 @@ def _why_unreadable(path: Path, error: OSError) -> str:
         kinds = (kind for start, kind in OTHER_FORMATS.items() if first.startswith(start))
         return f"{path} is {next(kinds, 'not HDF5: convert it')}"
     if "unable to lock" in str(error) or "already open" in str(error):
-        return f"{path} is open for writing in another program ({error}): close it there, or copy the file"
-    return f"{path} is not a complete HDF5 file ({error}): replace it with a complete copy"
+        return f"{path} is open for writing in another program ({_reason(error)}): close it there, or copy the file"
+    return f"{path} is not a complete HDF5 file ({_reason(error)}): replace it with a complete copy"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import h5py
 import numpy as np
 
 from tap.data.catalog import DatasetInfo
@@ -95,6 +94,7 @@ def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
         "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
         "the file has no `timeouts`": "timeouts" not in recording.table.columns,
         "the last episode has no end in the file": report["unfinished_last_episode"],
+        "it has one episode: none can be held out from training": len(lengths) == 1,
         f"{single} of {len(lengths)} episodes have a single step": single,
         f"{long} of {len(lengths)} episodes are longer than the limit of {info.max_episode_steps} steps, and kept whole": long,
         "{actions_out_of_range} of {transitions} actions reach outside {action_bounds}, to {action_max_abs:.6g}, and ".format(
@@ -130,15 +130,14 @@ def _contradicted(table: Table) -> float:
     MuJoCo's walkers observe positions, except the first or the first two, and velocities, which some clip to [-10, 10]. 0 if
     the file has no such keys, or if they do not fit these observations' dimensions.
     """
-    observations, file = table.columns["observations"], table.columns["observations"].file
-    qpos, qvel = file.get("infos/qpos"), file.get("infos/qvel")
-    if not (isinstance(qpos, h5py.Dataset) and isinstance(qvel, h5py.Dataset) and qpos.ndim == qvel.ndim == 2):
+    rows, dim = slice(0, min(COMPARED, table.num_rows)), table.dims["observations"]
+    positions, velocities = (table.read_other(key, rows, most=dim + 2) for key in ("infos/qpos", "infos/qvel"))
+    if positions is None or velocities is None:
         return 0.0
-    hidden = qpos.shape[1] + qvel.shape[1] - table.dims["observations"]
-    if not 0 <= hidden <= 2 or not len(qpos) == len(qvel) == len(observations):
+    hidden = positions.shape[1] + velocities.shape[1] - dim
+    if not 0 <= hidden <= 2:
         return 0.0
-    rows = slice(0, COMPARED)
-    observed, positions, velocities = (np.asarray(each[rows], np.float64) for each in (observations, qpos, qvel))
+    observed = np.asarray(table.columns["observations"][rows], np.float64)
     state = np.concatenate([positions[:, hidden:], velocities], axis=1)
     clipped = np.concatenate([positions[:, hidden:], velocities.clip(-10, 10)], axis=1)
     observed = observed[:, : state.shape[1]]

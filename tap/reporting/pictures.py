@@ -121,8 +121,10 @@ def _training_pictures(dataset: str, plots: Path) -> list[Picture]:
             "One pair of lines per seed. The held-out loss is of all held-out episodes alike. Where training draws episodes "
             "with high returns more often (effective_share below 1), it is higher even without overfitting; look for a rise."
         )
+        if not any("held_out_loss" in curves for curves in [*vqvae, *prior, *critic]):
+            caption = "One line per seed, of the training loss: no episode is held out, so overfitting would not show."
         last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior, *critic])
-        alt = f"Training and held-out losses of all models against updates; last training losses by model and seed: {last}."
+        alt = f"Losses of all models against updates; last training losses by model and seed: {last}."
         found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior, critic)))
     if vqvae:
         caption = "One line per seed. A codebook with few codes in use has collapsed: its plans hardly differ."

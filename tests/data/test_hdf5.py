@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import h5py
 import numpy as np
@@ -227,3 +228,111 @@ def test_antmaze_appends_the_goal(data: Data) -> None:
         data.load(columns | {"infos/goal": None, "infos": np.zeros((60, 2))}, "antmaze-umaze-v2")
     with pytest.raises(ValueError, match=r"observations \(N, 29\)"):
         data.load(columns | {"observations": columns["observations"][:, :27]}, "antmaze-umaze-v2")
+
+
+@pytest.mark.parametrize("chunks", [None, True])
+def test_rows_that_the_file_has_no_data_for_are_refused(data: Data, chunks: Any) -> None:
+    columns = table([20], terminal=[True], timeout=[False])
+    data.write({})
+    with h5py.File(data.path, "r+") as file:  # a few kilobytes
+        for key, values in columns.items():
+            shape = (10**12, *values.shape[1:])
+            file.create_dataset(key, shape, values.dtype, chunks=chunks and (1000, *values.shape[1:]))
+    with pytest.raises(ValueError, match=r"observations has room for \(1000000000000, 3\) values, but data for 0\.0% of"):
+        open_mine(data)
+
+
+def test_a_recording_that_was_cut_off_is_refused_and_rare_flags_are_not(data: Data) -> None:
+    columns = table([20, 30], terminal=[True, False], timeout=[False, True])
+    plain, _ = data.load(columns)
+    data.write(columns | {"terminals": None, "timeouts": None})
+    with h5py.File(data.path, "r+") as file:
+        for key, last in (("terminals", 19), ("timeouts", 49)):
+            file.create_dataset(key, (50,), bool, chunks=(10,))
+            file[key][last] = True
+    info = lookup("mine", fetch(path=data.path, max_episode_steps=1000))
+    rare, _ = load_recording(data.path, info, fetch(), data.path.with_name("rare"))
+    np.testing.assert_array_equal(rare.offsets, plain.offsets)
+    with h5py.File(data.path, "r+") as file:
+        del file["actions"]
+        file.create_dataset("actions", (50, 2), np.float32, chunks=(10, 2))
+        file["actions"][:20] = columns["actions"][:20]
+    with pytest.raises(ValueError, match=r"actions has room for \(50, 2\) values, but data for 40\.0% of them: finish"):
+        open_mine(data)
+
+
+@pytest.mark.parametrize("key", ["terminals", "infos/qpos"])
+def test_a_virtual_dataset_of_itself_is_not_read(data: Data, key: str) -> None:
+    """HDF5 would not return, or crash."""
+    columns = table([20], terminal=[True], timeout=[False])
+    data.write(columns | {"infos/qpos": np.zeros((20, 1)), "infos/qvel": np.zeros((20, 2)), key: None})
+    layout = h5py.VirtualLayout((20,) if key == "terminals" else (20, 1), np.float32)
+    layout[:] = h5py.VirtualSource(".", key, layout.shape)
+    with h5py.File(data.path, "r+") as file:
+        file.create_virtual_dataset(key, layout)
+    if key == "terminals":
+        with pytest.raises(ValueError, match="terminals is a virtual dataset that contains itself: write the data"):
+            open_mine(data)
+    else:
+        info = lookup("mine", fetch(path=data.path, max_episode_steps=1000))
+        assert load_recording(data.path, info, fetch(), data.path.with_name("arrays"))[0].num_episodes == 1
+
+
+def test_a_virtual_dataset_of_a_group_is_refused(data: Data) -> None:
+    layout = h5py.VirtualLayout((20,), bool)
+    layout[:] = h5py.VirtualSource(".", "/", (20,))
+    data.write(table([20], terminal=[True], timeout=[False]) | {"terminals": None})
+    with h5py.File(data.path, "r+") as file:
+        file.create_virtual_dataset("terminals", layout)
+    with pytest.raises(ValueError, match=r"terminals is a virtual dataset with parts in .*data\.hdf5, /, which cannot be read"):
+        open_mine(data)
+
+
+@pytest.mark.parametrize("source", [[1, 2], ["recollected"] * 2, h5py.Empty("f"), "time"])
+def test_an_attribute_of_another_kind_does_not_matter(data: Data, source: Any) -> None:
+    data.write(table([20], terminal=[True], timeout=[False]))
+    with h5py.File(data.path, "r+") as file:
+        if source == "time":  # a type that numpy lacks
+            h5py.h5a.create(file.id, b"source", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((1,)))
+        else:
+            file.attrs["source"] = source
+    info = lookup("mine", fetch(path=data.path, max_episode_steps=1000))
+    assert load_recording(data.path, info, fetch(), data.path.with_name("arrays"))[1]["source"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "message"),
+    [
+        ("rewards", h5py.Empty("f4"), "rewards is not a table of numbers with one row per step, but None float32"),
+        ("rewards", h5py.h5t.UNIX_D64LE, "rewards is not a table of numbers .* of a type that numpy lacks"),
+        ("actions", h5py.SoftLink("/actions"), r"actions cannot be read \(.*too many links\)\): replace the file"),
+        ("actions", np.dtype("f8"), "lacks actions; it has observations, rewards, terminals, timeouts"),
+    ],
+)
+def test_what_is_no_data_at_all_is_refused(data: Data, key: str, item: Any, message: str) -> None:
+    data.write(table([20], terminal=[True], timeout=[False]) | {key: None})
+    with h5py.File(data.path, "r+") as file:
+        if isinstance(item, h5py.h5t.TypeID):
+            h5py.h5d.create(file.id, key.encode(), item, h5py.h5s.create_simple((20,)))
+        else:
+            file[key] = item
+    with pytest.raises(ValueError, match=message):
+        open_mine(data)
+
+
+@pytest.mark.parametrize("where", [b"TREE", b"HEAP", b"SNOD", b"actions\x00"])
+def test_a_file_with_damaged_metadata_is_refused_in_one_sentence(data: Data, where: bytes) -> None:
+    data.write(table([20], terminal=[True], timeout=[False]))
+    content = data.path.read_bytes()
+    data.path.write_bytes(content.replace(where, b"\x07" * len(where), 1))
+    with pytest.raises(ValueError, match=r"data\.hdf5") as error:
+        open_mine(data)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("infos", [np.array([[b"no"]] * 20), np.zeros((20, 1), "c8"), np.zeros((20, 1, 1)), h5py.Empty("f4")])
+def test_infos_that_are_no_numbers_are_left_alone(data: Data, infos: Any) -> None:
+    _, report = data.load(
+        table([20], terminal=[True], timeout=[False]) | {"infos/qpos": infos, "infos/qvel": np.zeros((20, 2))}
+    )
+    assert not any("infos" in warning for warning in report["warnings"])

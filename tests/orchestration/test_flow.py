@@ -86,6 +86,23 @@ def test_a_lock_file_that_a_full_disk_has_damaged_is_made_again_and_nothing_runs
     assert ran(project) == [] and repro.stale(chain) == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("params.yaml", "keep one version, and remove the markers"),
+        ("dvc.yaml", "keep one version, and remove the markers"),
+        ("dvc.lock", "run `git checkout --ours dvc.lock`, or delete it"),
+    ],
+)
+def test_a_conflict_of_a_merge_is_named_before_anything_runs(project: Path, name: str, remedy: str) -> None:
+    repro.dvc("repro", "params", show=lambda line, passing: None)
+    text = (project / name).read_text()
+    first, rest = text.split("\n", 1)
+    (project / name).write_text(f"{first}\n<<<<<<< HEAD\n=======\n# other\n>>>>>>> other\n{rest}")
+    with pytest.raises(ValueError, match=rf"^{name}, line 2: two versions conflict since a merge: {remedy}"):
+        repro.instances(None, None)
+
+
 def test_what_params_yaml_does_not_list_is_refused(project: Path) -> None:
     with pytest.raises(ValueError, match=r"params.yaml: datasets: 'd' is not listed.*a, b-c"):
         repro.instances(["a", "d"], None)

@@ -98,3 +98,12 @@ def test_a_dataset_is_not_taken_for_one_whose_id_begins_alike(tmp_path: Path) ->
     codebook = dataset_pictures("hopper-medium", [], None, tmp_path)[-1]
     assert codebook.name == "hopper-medium-codebook"
     assert len(codebook.figure.axes[0].lines) == 3
+
+
+def test_the_losses_say_where_no_episode_is_held_out(tmp_path: Path) -> None:
+    write(tmp_path / "train_prior/hopper-medium-0.csv", "step,loss\n1,2\n2,1\n")
+    (losses,) = dataset_pictures("hopper-medium", [], None, tmp_path)
+    assert losses.caption == "One line per seed, of the training loss: no episode is held out, so overfitting would not show."
+    write(tmp_path / "train_prior/hopper-medium-1.csv", "step,loss,held_out_loss\n1,2,3\n2,1,2\n")
+    (losses,) = dataset_pictures("hopper-medium", [], None, tmp_path)
+    assert losses.caption.startswith("One pair of lines per seed. The held-out loss")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -330,8 +331,10 @@ def test_a_model_whose_files_were_changed_is_not_run(project: Project, store: st
             with pytest.raises((ValueError, MlflowException), match=refusal):
                 refuse(Version.of(first))
     project.client.set_registered_model_alias(project.name, "champion", "1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(ValueError, match=refusal):
-        serve(project.name, "champion", "127.0.0.1", 1, store)
+        serve(project.name, "champion", "127.0.0.1", port, None, store)
     assert not witness.exists()
 
 

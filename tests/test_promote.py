@@ -126,7 +126,9 @@ def project(
         logged.append(log(client, tiny_policy_folder))
     seeds = [int(np.random.SeedSequence([0, row]).generate_state(1, np.uint64)[0]) for row in range(len(EXAMPLE))]
     actions = tiny_policy.act(EXAMPLE, [torch.Generator().manual_seed(seed) for seed in seeds])
-    dataset = "hopper-" + re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())
+    dataset = (
+        "hopper-" + re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[-80:]
+    )  # params.yaml takes 100
     return Project(dataset, params_yaml_with(dataset, "hopper-other", seeds=[0]), client, logged, actions)
 
 

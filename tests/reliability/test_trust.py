@@ -331,6 +331,6 @@ YAML = {
 def test_params_are_values_and_run_no_code(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r"params\.yaml (is not valid YAML|is nested too deeply)"):
+    with pytest.raises(ValueError, match=r"params\.yaml(, line 1)? is not valid"):
         read_params_file(Path("params.yaml"))
     assert not Path("witness").exists()

@@ -24,7 +24,8 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
     """The dataset's file on this machine, downloaded into the folder `shared` if that is its source and it is missing.
 
     The digest of a downloaded file is recorded in `lock` the first time, and must not change after that.
-    Raises ValueError if the file is missing, cannot be downloaded, or its digest is not the recorded one.
+    Raises ValueError if the file is missing, cannot be downloaded, or its digest is not the recorded one; and if a merge left a
+    conflict in `lock`.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
@@ -37,6 +38,8 @@ def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
         if not path.is_file():
             raise ValueError(f"{info.id}: {path} does not exist: put it there, or set {key}")
         return path
+    if lock.exists():
+        require_no_conflict(lock, lock.read_text(errors="replace"))
     shared.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as turn:  # only one process at a time downloads a file
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -60,8 +63,6 @@ def _verify(info: DatasetInfo, file: Path, lock: Path, remedy: str) -> None:
         raise ValueError(f"{info.id}: the file from {info.url} is not a complete HDF5 file ({error}): {remedy}") from error
     digest = sha256(file)
     with locked(lock.parent):  # other processes record other datasets' files
-        if lock.exists():
-            require_no_conflict(lock, lock.read_text(errors="replace"))
         entries = read_json(lock) if lock.exists() else {}
         if info.id not in entries:
             entries[info.id] = {"url": info.url, "sha256": digest, "bytes": file.stat().st_size}

@@ -180,6 +180,15 @@ def test_a_download_with_another_digest_is_removed(server: Server, place: Place)
     assert place.files == set()
 
 
+def test_a_conflict_of_a_merge_in_the_lock_file_is_named_before_a_download(server: Server, place: Place) -> None:
+    place.lock.write_text('{\n<<<<<<< HEAD\n"a": {}\n=======\n"b": {}\n>>>>>>> other\n}\n')
+    with pytest.raises(
+        ValueError, match=r"datasets\.lock\.json, line 2: two versions conflict since a merge: keep one version"
+    ):
+        place.obtain()
+    assert server.asked == []
+
+
 def test_a_shared_file_with_another_digest_is_refused_but_kept(server: Server, place: Place) -> None:
     path = place.obtain()
     path.write_bytes(server.content[:-1])

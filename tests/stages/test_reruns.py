@@ -25,7 +25,7 @@ STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text().replace("${item.method}"
 # Imported by stages, yet no part of what their results depend on: what tracks, registers and serves, and what reads params and
 # files, whose effect stands in the files themselves.
 BESIDE = ("pipelines.command_line", "pipelines.stages.params", "tap.data.catalog", "tap.files", "tap.results", "tap.serving",
-          "tap.settings", "tap.tracking")  # fmt: skip
+          "tap.settings", "tap.tracking", "tap.yaml_file")  # fmt: skip
 EVALUATIONS = {"evaluate", "ablations", "model_ablations"}  # of TAP
 
 
@@ -43,7 +43,7 @@ def imported_by(stage: str) -> set[str]:
     module = STAGES[stage]["cmd"].split()[2]
     packages = {name for name in graph.modules if graph.find_children(name)}
     for name in graph.modules:
-        if name.startswith(BESIDE) and name != module:
+        if name.startswith(BESIDE) and name != module and (stage, name) != ("params", "tap.settings"):
             for imported in graph.find_modules_directly_imported_by(name):
                 graph.remove_import(importer=name, imported=imported)
     return ({module} | graph.find_upstream_modules(module)) - packages

@@ -81,7 +81,7 @@ class Table:
         return flags
 
     def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
-        """Some rows of a key that is no column, (rows, dim) float64.
+        """Some rows of a key that is no column, (rows, dim) float64, not all of them finite.
 
         None if the file has no table there of at most `most` dimensions and as many rows as the columns.
         """
@@ -91,7 +91,8 @@ class Table:
                 return None
             _require_all_data(item, key, sparse=True)
             fits = len(item) == self.num_rows and item.shape[1] <= most
-            return np.asarray(item[rows], np.float64) if fits else None
+            with np.errstate(over="ignore", invalid="ignore"):
+                return np.asarray(item[rows], np.float64) if fits else None
         except HDF5_ERRORS:
             return None
 

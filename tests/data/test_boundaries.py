@@ -1,4 +1,5 @@
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,11 @@ def test_the_original_door_human_file(extra_data: Path, tmp_path: Path) -> None:
     assert report["return"]["mean"] == pytest.approx(795.7, abs=0.05)
     assert report["normalized_score_mean"] == pytest.approx(29.0, abs=0.05)
     assert report["boundaries"]["ignored_timeouts"] == 25
+
+
+def test_a_jump_too_far_for_float32s_squares_ends_an_episode_without_a_warning(data: Data) -> None:
+    columns = antmaze([20, 10], timeout=[False, True])
+    columns["observations"][20:, 0] += 1e30
+    with warnings.catch_warnings(action="error"):
+        episodes, _ = data.cut(columns, "antmaze-umaze-v2")
+    assert episodes.lengths.tolist() == [20, 10]

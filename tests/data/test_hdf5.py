@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import h5py
@@ -336,3 +337,20 @@ def test_infos_that_are_no_numbers_are_left_alone(data: Data, infos: Any) -> Non
         table([20], terminal=[True], timeout=[False]) | {"infos/qpos": infos, "infos/qvel": np.zeros((20, 2))}
     )
     assert not any("infos" in warning for warning in report["warnings"])
+
+
+def test_infos_that_are_not_finite_cause_no_warning(data: Data) -> None:
+    positions = np.frombuffer(bytes.fromhex("0100807f") * 20, "<f4").reshape(20, 1)  # signalling NaNs
+    columns = table([20], terminal=[True], timeout=[False])
+    with warnings.catch_warnings(action="error"):
+        _, report = data.load(columns | {"infos/qpos": positions, "infos/qvel": np.full((20, 2), np.inf)})
+    assert any("infos/qpos and infos/qvel contradict observations in 100.0%" in warning for warning in report["warnings"])
+
+
+def test_names_that_are_not_utf_8_are_listed(data: Data) -> None:
+    data.write({"observations": np.zeros((5, 3))})
+    with h5py.File(data.path, "r+") as file:
+        h5py.h5d.create(file.id, b"caf\xe9\n", h5py.h5t.NATIVE_FLOAT, h5py.h5s.create_simple((5,)))
+    with pytest.raises(ValueError, match=r"lacks actions and rewards and terminals; it has .*'caf\\ufffd\\n'") as error:
+        open_mine(data)
+    assert str(error.value).isprintable()

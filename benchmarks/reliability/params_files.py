@@ -234,6 +234,8 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 
 def _different(written: Any, read: Any, where: str) -> str | None:
+    if written == {} and read is None:  # layers merge, so an empty section sets nothing
+        return None
     if isinstance(read, dict):
         written = {str(key): value for key, value in (written or {}).items()}
         keys = {key for key, value in read.items() if value is not None} | written.keys()

@@ -18,7 +18,7 @@ test: $(INSTALLED) ## install, then run all checks and tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-test-sweep: $(INSTALLED) ## test a sweep by two workers, one of which is killed: eight minutes
+test-sweep: $(INSTALLED) ## test a sweep by two workers, one of which is killed: ten minutes
 	$(BIN)/pytest -m sweep -s tests/orchestration/test_sweep.py
 
 audit: ## look the versions of constraints.txt up in the Python Packaging Advisory Database: needs the network

@@ -10,7 +10,7 @@ def require_free(host: str, port: str | int, settings: str) -> None:
         if not host or not 1 <= number <= 65535:
             raise ValueError
     except ValueError:
-        message = f"{host or 'no host'}:{port} is no address to listen on"
+        message = f"{host or 'no host'}:{port} is not a valid address"
         raise ValueError(f"{message}: set a host and a port from 1 to 65535 by {settings}") from None
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, number, type=socket.SOCK_STREAM):

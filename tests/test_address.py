@@ -22,7 +22,7 @@ def test_a_free_port_remains_free(host: str) -> None:
 
 @pytest.mark.parametrize("port", [70000, 0, -1, 65536, "abc", "", "5e3"])
 def test_what_is_no_port_is_refused(port: str | int) -> None:
-    with pytest.raises(ValueError, match=rf"^127.0.0.1:{port} is no address to listen on: .* from 1 to 65535 by --port$"):
+    with pytest.raises(ValueError, match=rf"^127.0.0.1:{port} is not a valid address: .* from 1 to 65535 by --port$"):
         require_free("127.0.0.1", port, "--port")
 
 

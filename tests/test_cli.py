@@ -100,7 +100,7 @@ def test_a_team_needs_a_server_that_answers(tmp_path: Path) -> None:
 
 def test_an_address_that_cannot_be_used_gets_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     for port in ("70000", "0", "-1"):
-        with pytest.raises(SystemExit, match=rf"^error: 127.0.0.1:{port} is no address to listen on: .* by --host and --port$"):
+        with pytest.raises(SystemExit, match=rf"^error: 127.0.0.1:{port} is not a valid address: .* by --host and --port$"):
             app(["serve", "hopper", "--port", port])
     result = CliRunner().invoke(app, ["serve", "hopper", "--port", "abc"])
     assert result.exit_code == 2 and "Invalid value for '--port'" in result.output and "Traceback" not in result.output

@@ -80,9 +80,8 @@ def _remove_remains(path: Path) -> None:
     """Remove the temporary files of `path` whose process has ended, as by kill -9."""
     for remains in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         pid = remains.name.split(".")[-2]
-        if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
-            continue
-        remains.unlink(missing_ok=True)
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            remains.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:

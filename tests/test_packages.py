@@ -65,6 +65,13 @@ def test_a_package_imports_what_its_extra_declares(package: str) -> None:
     assert undeclared(files, EXTRAS.get(package, []), OPTIONAL.get(package, {})) == set()
 
 
+@pytest.mark.parametrize("folder", ["pipelines", "pipelines/orchestration", "pipelines/serving", "benchmarks/reliability"])
+def test_no_module_hides_a_library_where_its_folder_is_searched_first(folder: str) -> None:
+    """As Prefect's workers search the folder of a flow's module; `import dvc` found a module of ours there."""
+    modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+    assert modules & (DISTRIBUTIONS.keys() | sys.stdlib_module_names) == set()
+
+
 def test_the_library_without_packages_needs_no_extra() -> None:
     assert undeclared(sorted((ROOT / "tap").glob("*.py")), [], {}) == set()
 

@@ -31,7 +31,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.measure import Result
-from benchmarks.reliability.requests import KINDS, TOKEN, WIDTH, Case, post, valid
+from benchmarks.reliability.hostile_requests import KINDS, TOKEN, WIDTH, Case, post, valid
 from benchmarks.serving import log_random_policy
 from benchmarks.sizes import params_of
 from tap.planning.policy import Policy

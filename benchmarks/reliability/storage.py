@@ -40,7 +40,7 @@ import yaml
 from tqdm import tqdm
 
 from pipelines.command_line import main
-from pipelines.orchestration import dvc
+from pipelines.orchestration import repro
 
 ROOT = Path(__file__).parents[2]
 DATASET, SEED = "my-hopper", "0"
@@ -194,8 +194,8 @@ def _run_stage(stage: str, project: Path, log: Path) -> None:
 
 def _reproduce() -> None:
     """What `tap run` does for the first stages, less Prefect."""
-    dvc.stale(dvc.instances(None, None))
-    sys.exit(dvc.dvc("repro", f"train_vqvae@{DATASET}-{SEED}", show=lambda line, passing: print(line, flush=True)))
+    repro.stale(repro.instances(None, None))
+    sys.exit(repro.dvc("repro", f"train_vqvae@{DATASET}-{SEED}", show=lambda line, passing: print(line, flush=True)))
 
 
 def results(project: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.orchestration import process
-from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, stale, terminal_or_log
+from pipelines.orchestration.repro import PARAMS, Instance, dvc, instances, stale, terminal_or_log
 from tap.settings import Runtime, load_params
 
 DATA = Path("data")

@@ -37,9 +37,9 @@ from prefect.states import Cancelled, Cancelling, Completed, Failed
 from pydantic import PositiveInt
 
 from pipelines.orchestration import gpus as slots
-from pipelines.orchestration.dvc import PARAMS, Instance, dvc, instances, terminal_or_log
 from pipelines.orchestration.flow import DATA, conclude, run_stage
 from pipelines.orchestration.reap import AFTER, TRAIN_EVALUATE, reap_lost_runs
+from pipelines.orchestration.repro import PARAMS, Instance, dvc, instances, terminal_or_log
 from pipelines.orchestration.worker import COMMIT, end_with_worker, require_remote, require_server, require_workers, use_remote
 from tap.reporting.rows import Row, table_rows
 from tap.results import Evaluation, TrainingMetrics, instance_key, metrics_path

@@ -15,9 +15,8 @@ from conftest import ROOT
 from prefect.settings import PREFECT_API_URL
 from stub_project import make_stub_project, ran
 
-from pipelines.orchestration import dvc as repro
-from pipelines.orchestration import flow, process
-from pipelines.orchestration.dvc import Instance
+from pipelines.orchestration import flow, process, repro
+from pipelines.orchestration.repro import Instance
 
 pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
 

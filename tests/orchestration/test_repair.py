@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from stub_project import make_stub_project, ran
 
-from pipelines.orchestration.dvc import dvc
+from pipelines.orchestration.repro import dvc
 
 STAGES = ("params", "fetch@a", "fetch@b-c")
 

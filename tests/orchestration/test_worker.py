@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from stub_project import make_stub_project, ran
 
 from pipelines.orchestration import worker
-from pipelines.orchestration.dvc import dvc
+from pipelines.orchestration.repro import dvc
 
 
 def git(folder: Path, *arguments: str) -> str:

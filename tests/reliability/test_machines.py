@@ -11,11 +11,11 @@ import pytest
 from conftest import ROOT, copy_project, run
 from stub_project import make_stub_project
 
-from pipelines.orchestration import dvc, sweep
+from pipelines.orchestration import repro, sweep
 from tap.tracking import run as tracking
 
 NAMELESS = ("unshare", "--user", "--map-user=54321", "--")  # a user without an entry in /etc/passwd, and without its rights
-STALE = "from pipelines.orchestration import dvc; print(len(dvc.stale(dvc.instances(['a'], [0]))))"
+STALE = "from pipelines.orchestration import repro; print(len(repro.stale(repro.instances(['a'], [0]))))"
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def test_without_a_git_repository_the_remedy_is_named_and_helps(project: Path, m
     with pytest.raises(
         ValueError, match=f"^{project} is not a git repository, which DVC needs: run `git init` here; or"
     ) as error:
-        dvc.stale(dvc.instances(["a"], [0]))
+        repro.stale(repro.instances(["a"], [0]))
     assert "\n" not in str(error.value)
     subprocess.run(["git", "init", "-q"], check=True)
-    assert dvc.stale(dvc.instances(["a"], [0]))
+    assert repro.stale(repro.instances(["a"], [0]))
     assert tracking.git_state() == ("unknown", "unknown")  # nothing is committed
     shutil.rmtree(project / ".git")
     subprocess.run([sys.executable, "-m", "dvc", "config", "--local", "core.no_scm", "true"], check=True)
-    assert dvc.stale(dvc.instances(["a"], [0]))
+    assert repro.stale(repro.instances(["a"], [0]))
 
 
 def test_another_users_repository_has_an_unknown_commit_and_no_clean_code(

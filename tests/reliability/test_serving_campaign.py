@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.reliability import serving
-from benchmarks.reliability.requests import TOKEN, Case, deep, valid
+from benchmarks.reliability.hostile_requests import TOKEN, Case, deep, valid
 from benchmarks.reliability.serving import Answer, Server
 
 pytestmark = pytest.mark.xdist_group("serving campaign")

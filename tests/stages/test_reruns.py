@@ -17,7 +17,7 @@ import yaml
 from conftest import ROOT, run, tiny_tree
 from dvc.repo import Repo
 
-from pipelines.orchestration.dvc import instances
+from pipelines.orchestration.repro import instances
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 

@@ -195,7 +195,9 @@ def _restore_lock_file() -> None:
         return
     if _is_whole(content):
         write_atomically(copy, content)
-    elif copy.exists():
+        return
+    print(f"{LOCK_FILE} is not complete, as a kill or a full disk leaves it: what it lacks is restored from DVC's cache")
+    if copy.exists():
         write_atomically(LOCK_FILE, copy.read_bytes())
     else:
         LOCK_FILE.unlink()

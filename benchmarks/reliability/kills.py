@@ -127,11 +127,20 @@ def left_behind(folder: Path, case: str, patience: float = 40) -> list[str]:
     while (alive := _processes(case)) and time.monotonic() < deadline:
         time.sleep(0.5)
     found = [f"process: {' '.join(each)}" for each in alive]
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    return found + unfinished_runs(f"sqlite:///{folder}/mlflow.db") + left_in(folder)
+
+
+def unfinished_runs(tracking_uri: str) -> list[str]:
+    """MLflow's runs that have no end."""
+    client = MlflowClient(tracking_uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
     runs = client.search_runs(experiments, "attributes.status != 'FINISHED'", max_results=1000)
-    found += [f"run: {run.info.run_name} is {run.info.status}" for run in runs if run.info.status not in ("KILLED", "FAILED")]
-    found += [f"record: {path.name}" for path in (folder / ".tracking").glob("*")]
+    return [f"run: {run.info.run_name} is {run.info.status}" for run in runs if run.info.status not in ("KILLED", "FAILED")]
+
+
+def left_in(folder: Path) -> list[str]:
+    """The undelivered records, locks and temporary files of one clone."""
+    found = [f"record: {path.name}" for path in (folder / ".tracking").glob("*")]
     rwlock = folder / ".dvc/tmp/rwlock"
     if rwlock.exists() and "pid" in rwlock.read_text():
         found.append(f"lock: {rwlock.read_text()}")

@@ -8,6 +8,7 @@ import io
 import os
 import queue
 import signal
+import threading
 from collections.abc import Mapping, Sequence, Set
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -191,9 +192,22 @@ def start_server() -> None:
     The server inherits a mask that blocks SIGINT: a terminal's Ctrl-C would stop it too, and the flow could not report its end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    answers = threading.Event()
+    guard = threading.Thread(target=_watch_children, args=(answers,), daemon=True)
+    guard.start()
     try:
-        get_client(sync_client=True)
+        get_client(sync_client=True)  # for seconds, until the server answers
     finally:
+        answers.set()
+        guard.join()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for server in psutil.Process().children():
-        process.watch(server.pid)  # otherwise it would outlive a kill -9 of this process
+
+
+def _watch_children(last: threading.Event) -> None:
+    """Until `last` is set, let each new child end with this process: it would outlive a kill -9, also while it starts."""
+    known, ended = set[int](), False
+    while not ended:
+        ended = last.wait(0.05)
+        for child in psutil.Process().children():
+            if child.pid not in known:
+                known |= {child.pid, process.watch(child.pid).pid}

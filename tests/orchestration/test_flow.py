@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from conftest import ROOT
 from prefect.settings import PREFECT_API_URL
 from stub_project import make_stub_project, ran
+from team import wait_until
 
 from pipelines.orchestration import flow, process, repro
 from pipelines.orchestration.repro import Instance
@@ -54,13 +56,6 @@ def sleeping(project: Path) -> dict[int, str]:
     """The sleeping stages' process ids, and the number of threads that each may use."""
     pids = project / "pids"
     return {int(pid): threads for pid, threads in map(str.split, pids.read_text().splitlines())} if pids.exists() else {}
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -204,6 +199,29 @@ def test_a_server_that_does_not_respond_ends_the_flow_with_one_sentence(project:
     )
     assert expected in result.stderr
     assert ran(project) == ["params"]
+
+
+def test_a_flow_that_is_killed_while_its_server_starts_leaves_no_process(project: Path) -> None:
+    code = "from pipelines.orchestration import flow; flow.run(['a'], [0], promote=False)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as running:
+
+        def watched() -> psutil.Process | None:
+            """Prefect's server, once it has a watchdog."""
+            with suppress(psutil.NoSuchProcess):
+                family = psutil.Process(running.pid).children(recursive=True)
+                guarded = [each.cmdline()[-1] for each in family if "watchdog" in each.cmdline()]
+                return next((each for each in family if "uvicorn" in each.cmdline() and str(each.pid) in guarded), None)
+            return None
+
+        server = wait_until(watched, 120)
+        port = int(server.cmdline()[server.cmdline().index("--port") + 1])
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port))  # it does not answer yet
+        running.kill()
+    wait_until(lambda: gone(server), 60)
 
 
 def test_a_killed_flow_leaves_no_process_and_no_lock(project: Path) -> None:

@@ -47,7 +47,7 @@ DATASET, SEED = "my-hopper", "0"
 ALL = ("params", "fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate", "methods", "diagnose", "report")
 ARGUMENTS = {"params": [], "report": [], "fetch": [DATASET], "methods": [DATASET, SEED, "bc"]}  # of others: dataset and seed
 TREE = "dvc repro"
-VARIABLE = ("latency_ms", "runs", "training_minutes", "run_id", "minutes")  # of equal runs
+VARIABLE = ("latency_ms", "runs", "training_minutes", "run_id", "minutes", "model_digest")  # of equal runs
 CAUSES = {errno.ENOSPC: "No space left on device", errno.EIO: "Input/output error"}
 
 # What stages after `fetch` import only while they run, which takes longer than the tiny trainings.

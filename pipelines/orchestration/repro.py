@@ -1,5 +1,6 @@
 """What DVC runs: the instances of the stages in dvc.yaml, which of them are stale, and one `dvc` command at a time."""
 
+import fcntl
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from tap.settings import read_params_file
 from tap.yaml_file import require_no_conflict
 
 PARAMS = Path("params.yaml")
-DVC_FOLDER, RUN_CACHE, LOCK_FILE = Path(".dvc/tmp"), Path(".dvc/cache/runs"), Path("dvc.lock")
+DVC_FOLDER, CACHE, LOCK_FILE = Path(".dvc/tmp"), Path(".dvc/cache"), Path("dvc.lock")
 # What DVC prints after each stage: repeated advice about git and remotes.
 ADVICE = re.compile(
     r"(Generating|Updating) lock file|To (track the changes|enable auto staging)|\t(git add|dvc config)|Use `dvc push`"
@@ -172,9 +173,22 @@ def _repair() -> None:
     """Undo what a DVC that was killed leaves in this folder, and what would stop every later one."""
     _remove_dead_locks()
     _restore_lock_file()
-    for entry in RUN_CACHE.glob("*/*"):
-        with suppress(OSError):  # it is not empty
-            entry.rmdir()  # DVC fails where an entry of its run cache is empty
+    _clean_cache()
+
+
+def _clean_cache() -> None:
+    """Remove what a DVC leaves in its cache where it is killed or the disk fails, unless one is at work there now."""
+    DVC_FOLDER.mkdir(parents=True, exist_ok=True)
+    with (DVC_FOLDER / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as DVC does
+        except BlockingIOError:
+            return
+        for entry in CACHE.glob("runs/*/*"):
+            with suppress(OSError):  # it is not empty
+                entry.rmdir()  # DVC fails where an entry of its run cache is empty
+        for part in CACHE.glob("files/md5/*/.*.tmp"):
+            part.unlink()
 
 
 def _remove_dead_locks() -> None:

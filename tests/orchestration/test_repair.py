@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from dvc.lock import make_lock
 from stub_project import make_stub_project, ran
 
-from pipelines.orchestration.repro import dvc
+from pipelines.orchestration.repro import TURN, dvc
 
 STAGES = ("params", "fetch@a", "fetch@b-c")
 
@@ -60,6 +61,17 @@ def test_an_empty_entry_of_the_run_cache_stops_nothing(project: Path) -> None:
     code, text = output("repro", *STAGES)
     assert code == 0, text
     assert sorted(ran(project)) == sorted(STAGES)
+
+
+def test_temporary_files_in_the_cache_are_removed_unless_a_dvc_is_at_work(project: Path) -> None:
+    """A DVC that is killed before it renames a file in its cache."""
+    folder = next((project / ".dvc/cache/files/md5").iterdir())
+    part, others = folder / ".W3yiViaWlw.tmp", set(folder.iterdir())
+    part.write_bytes(b"half a model")
+    with make_lock(project / ".dvc/tmp/lock"), TURN.taken(lambda line, passing: None):
+        assert part.exists()
+    assert output("status", *STAGES)[0] == 0
+    assert set(folder.iterdir()) == others
 
 
 def test_locks_that_a_kill_cut_off_stop_nothing(project: Path) -> None:

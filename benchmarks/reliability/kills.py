@@ -276,12 +276,13 @@ def campaign(cases: list[int], folder: Path, budget: float, show: Callable[[Resu
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=50, help="cases 0 to COUNT - 1 (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=50, help="cases FIRST to COUNT - 1 (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="to continue a campaign (default: %(default)s)")
     parser.add_argument("--case", type=int, help="only this case: the same stage, moment and draw as in a campaign")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no case after this time (default: no limit)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tap-kills-") as temporary:
-        chosen = list(range(options.count)) if options.case is None else [options.case]
+        chosen = list(range(options.first, options.count)) if options.case is None else [options.case]
         result = campaign(chosen, Path(temporary), 60 * options.minutes, lambda each: tqdm.write(json.dumps(each), sys.stderr))
     print(json.dumps(result, indent=2))
     sys.exit(bool(result["failed"]))

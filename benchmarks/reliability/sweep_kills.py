@@ -100,7 +100,8 @@ def kind(process: psutil.Process) -> str:
         "/bin/sh -c": "shell",
         "-m pipelines.stages.": "stage",
         "-m dvc": "dvc",
-        "flow-run execute": "flow run",
+        "prefect.engine": "flow run",
+        "_workspace_runtime_bootstrap": "flow run",
         "git": "git",
     }
     return next((name for part, name in names.items() if part in line), "other")
@@ -212,7 +213,8 @@ def _left_behind(team: Team, seeds: list[int]) -> list[str]:
     """What is wrong in MLflow and in the clones, once `tap sync` has delivered what a killed process did not."""
     clones = [team.launcher, *(team.folder / name for name in WORKERS)]
     for clone in clones:
-        subprocess.run([sys.executable, "-m", "pipelines.cli", "sync"], cwd=clone, env=team.environment, check=True)
+        command = [sys.executable, "-m", "pipelines.cli", "sync"]
+        subprocess.run(command, cwd=clone, env=team.environment, stdout=sys.stderr, check=True)
     found = unfinished_runs(team.environment["MLFLOW_TRACKING_URI"])
     tags = [run.data.tags for run in team.runs() if run.info.status == "FINISHED"]
     finished = {(each.get("stage"), each.get("seed")) for each in tags}

@@ -12,6 +12,9 @@ from pipelines.serving.authentication import read_token
 from tap.tracking.mlflow_store import redact_credentials
 from tap.tracking.registry import open_registry
 
+# glibc keeps freed memory for each thread: in a server of 32 threads it grew for hours (docs/reliability.md).
+ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_ARENA_MAX": "1"}
+
 
 def serve(name: str, alias: str, host: str, port: int, token_file: Path | None, tracking_uri: str) -> None:
     """Serve the policy `models:/NAME@ALIAS` until Ctrl-C or SIGTERM, which also end the server.
@@ -41,7 +44,7 @@ def _serve(model: Path, host: str, port: int, token_file: Path | None, tracking_
     before = signal.signal(signal.SIGTERM, stop)
     try:
         command = [sys.executable, "-m", "pipelines.serving.scoring", str(model), host, str(port)]
-        with process.running([*command, *([str(token_file)] if token_file else [])]) as server:
+        with process.running([*command, *([str(token_file)] if token_file else [])], ALLOCATOR | dict(os.environ)) as server:
             code = server.wait()
     except KeyboardInterrupt:
         return

@@ -23,7 +23,7 @@ test-sweep: $(INSTALLED) ## test a sweep by two workers, one of which is killed:
 
 audit: ## look the versions of constraints.txt up in the Python Packaging Advisory Database: needs the network
 	@test -x .venv/audit/bin/pip-audit || { "$(PYTHON)" -m venv .venv/audit && .venv/audit/bin/pip install --quiet pip-audit; }
-	.venv/audit/bin/pip-audit --progress-spinner off --no-deps --disable-pip -r constraints.txt
+	.venv/audit/bin/pip-audit --strict --progress-spinner off --no-deps --disable-pip -r constraints.txt
 
 ui: $(INSTALLED) ## serve the pages of MLflow and Prefect until Ctrl-C
 	$(BIN)/tap ui

@@ -188,7 +188,8 @@ def _clean_cache() -> None:
             with suppress(OSError):  # it is not empty
                 entry.rmdir()  # DVC fails where an entry of its run cache is empty
         for part in CACHE.glob("files/md5/*/.*.tmp"):
-            part.unlink()
+            with suppress(OSError):  # it is another user's
+                part.unlink()
 
 
 def _remove_dead_locks() -> None:

@@ -15,8 +15,8 @@ from benchmarks.reliability.kills import CASE, STAGES, Kill, campaign, cpu_secon
 TREE = """
 import subprocess, sys, time
 shell = subprocess.Popen(["/bin/sh", "-c", "sleep 60; true"])
-stage = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m pipelines.stages.train_prior"])
-print("ready", flush=True)
+code = "import time; print('ready', flush=True); time.sleep(60)"  # only a started process has a command line to tell it by
+stage = subprocess.Popen([sys.executable, "-c", code, "-m pipelines.stages.train_prior"])
 time.sleep(60)
 """
 

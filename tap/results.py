@@ -4,11 +4,11 @@
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
     data/metrics/train_prior/KEY.json    TrainingMetrics
     data/metrics/train_critic/KEY.json   TrainingMetrics
-    data/metrics/train_bc/KEY.json       TrainingMetrics
+    data/metrics/train_METHOD/KEY.json   TrainingMetrics
     data/lineage/train_vqvae/KEY.json    Lineage
     data/lineage/train_prior/KEY.json    Lineage
     data/lineage/train_critic/KEY.json   Lineage
-    data/lineage/train_bc/KEY.json       Lineage
+    data/lineage/train_METHOD/KEY.json   Lineage
     data/metrics/evaluate/KEY.json       Evaluation
     data/metrics/ablations/KEY.json      Evaluation
     data/metrics/methods/KEY.json        Evaluation
@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tap.files import read_json, write_json
+from tap.settings import Method
 
 T = TypeVar("T")
 Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # a field that is None is left out of the file
@@ -43,7 +44,7 @@ def metrics_path(data: Path, stage: str, key: str) -> Path:
 
 
 def weights_folder(stage: str, key: str) -> Path:
-    """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/critic/KEY, data/bc/KEY."""
+    """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/critic/KEY, data/METHOD/KEY."""
     return Path("data") / stage.removeprefix("train_") / key
 
 
@@ -251,7 +252,7 @@ class Evaluation(Provenance):
     state_prediction_error: Absent[float] = None  # mean squared error of plans' states against the simulator
     latency_ms: Latency
     behaviour: Behaviour
-    method: Literal["tap", "bc"] = "tap"  # absent in files of early versions
+    method: Literal["tap"] | Method = "tap"  # absent in files of early versions
     planner: Absent[dict[str, Any]] = None
     training_minutes: Absent[float] = None  # of all models that the policy uses, on the machine that trained them
     latent_step: Absent[int] = None

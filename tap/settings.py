@@ -39,13 +39,13 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc"]
+Method = Literal["bc"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
-STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 class Section(BaseModel):
@@ -191,7 +191,7 @@ class NetworkParams(Section):
 
 
 class TrainBcParams(Section):
-    """Behaviour cloning, the baseline "bc"."""
+    """Behaviour cloning."""
 
     network: NetworkParams
     fit: FitParams
@@ -250,8 +250,9 @@ class Params(Section):
     train_vqvae: TrainVqvaeParams
     train_prior: TrainPriorParams
     train_critic: TrainCriticParams
-    train_bc: TrainBcParams
     evaluate: EvaluateParams
+    # One for each method: `params_section` names it. A file may lack those of methods that it does not list.
+    train_bc: TrainBcParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -282,6 +283,14 @@ class Params(Section):
                 "use prior_sampling"
             )
         return self
+
+
+STAGES = tuple(name for name in Params.model_fields if name not in ("dataset", "scale"))  # the sections of params.yaml
+
+
+def params_section(method: Method) -> str:
+    """The section of a method in params.yaml, which is also the name of the module of its training stage."""
+    return f"train_{method.replace('-', '_')}"
 
 
 class Ablation(Section):
@@ -318,8 +327,8 @@ class ParamsFile(Section):
     train_vqvae: dict[str, Any]
     train_prior: dict[str, Any]
     train_critic: dict[str, Any]
-    train_bc: dict[str, Any]
     evaluate: dict[str, Any]
+    train_bc: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")
@@ -429,9 +438,13 @@ def load_params(path: Path, dataset: str, *, scale: Scale | None = None, ablatio
             _assign(merged, key, value, path, ".".join(written))
             origins[key] = ".".join(written)
     try:
-        return Params.model_validate({"dataset": dataset, "scale": scale, **merged})
+        params = Params.model_validate({"dataset": dataset, "scale": scale, **merged})
     except ValidationError as error:
         raise ValueError(_explain(error, path, Params, origins)) from None
+    for method in file.methods:
+        if getattr(params, params_section(method)) is None:
+            raise ValueError(f"{path}: {params_section(method)}: is missing, but `methods` lists {method!r}: add its params")
+    return params
 
 
 def _check_names(layer: Mapping[str, Any], known: Sequence[str], path: Path, where: str, kind: str) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import ROOT
 from dvc.utils.serialize import load_yaml
 
-from tap.settings import STAGES, Runtime, Scale, load_params, read_params_file, suite_of
+from tap.settings import METHODS, STAGES, Runtime, Scale, load_params, read_params_file, suite_of
 
 EVERY_SUITE = ["hopper-medium-replay", "ant-medium-v2", "door-human-v0", "antmaze-medium-diverse-v0", "my-robot"]
 
@@ -205,9 +206,21 @@ def test_behaviour_cloning_holds_out_what_tap_holds_out(params_yaml_with: Callab
 
 
 def test_an_unknown_method_is_refused(params_yaml_with: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match=r"methods.0: Input should be 'bc' \(is 'cb'\)"):
+    known = ".*".join(f"'{method}'" for method in METHODS)
+    with pytest.raises(ValueError, match=rf"methods.0: Input should be {known} \(is 'cb'\)"):
         read_params_file(params_yaml_with(methods=["cb"]))
     assert read_params_file(params_yaml_with(methods=[])).methods == []
+
+
+def test_a_listed_method_needs_its_params_and_another_does_not(params_yaml_with: Callable[..., Path]) -> None:
+    content = yaml.safe_load(params_yaml_with(*EVERY_SUITE).read_text())
+    del content["train_bc"]
+    path = params_yaml_with(*EVERY_SUITE)
+    path.write_text(yaml.safe_dump(content | {"methods": []}))
+    assert load_params(path, EVERY_SUITE[0]).train_bc is None
+    path.write_text(yaml.safe_dump(content | {"methods": ["bc"]}))
+    with pytest.raises(ValueError, match="train_bc: is missing, but `methods` lists 'bc'"):
+        load_params(path, EVERY_SUITE[0])
 
 
 def test_ablate_lists_names_of_the_right_kind(params_yaml_with: Callable[..., Path]) -> None:

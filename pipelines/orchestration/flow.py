@@ -137,19 +137,20 @@ def promote(dataset: str, rollback: bool = False) -> str:
 def conclude(chosen: Sequence[Instance], promote: bool) -> str:
     """Promote each dataset's best policy if asked, and summarize all results in Markdown. The instances must be up to date."""
     from pipelines import promote as promotion  # loads MLflow
-    from tap.reporting.rows import load_evaluations, table_rows
+    from tap.reporting.rows import load_evaluations, methods_run, table_rows
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
     rows = table_rows([each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs])
-    head = ("dataset", "score", "without search", "behaviour cloning", "data: mean", "decision time", "evaluated")
+    methods = methods_run(rows)
+    head = ("dataset", "score", "without search", *methods.values(), "data: mean", "decision time", "evaluated")
     table = Table(*head, box=box.MARKDOWN)
     for row in rows:
-        ablation, cloned = row.ablation("no-search"), row.method("bc")
+        ablation = row.ablation("no-search")
         table.add_row(
             row.first.dataset,
             str(row.score) if row.normalized else f"{row.score} (return)",
             str(ablation.score) if ablation else "",
-            str(cloned.score) if cloned else "",
+            *(str(found.score) if (found := row.method(name)) else "" for name in methods),
             f"{row.first.behaviour.mean_score:.1f}",
             f"{row.latency.median:.0f} ms",
             f"{row.extent}, ± over {row.over}",

@@ -14,22 +14,20 @@ from tap.data.episodes import Episodes
 from tap.device import choose_device
 from tap.envs.make import make_environment
 from tap.evaluation.rollout import rollout, summarize
-from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.results import Evaluation, ValidationReport, instance_key, metrics_path, weights_folder
+from tap.serving.policy import load_policy
 from tap.settings import Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import model_name
 
-POLICIES = {"bc": BehaviourCloning}
-
 
 def run(dataset: Dataset, seed: Seed, method: Method) -> None:
     """Roll the policy out as the stage `evaluate` does; write its metrics and run, log and register it as a model."""
-    resolved, runtime, name = MethodsStage.read(dataset), Runtime(), instance_key(dataset, seed, method)
+    resolved, runtime, name = MethodsStage.read(dataset, method), Runtime(), instance_key(dataset, seed, method)
     params, info, stage, models = resolved.params, resolved.info, f"train_{method}", instance_key(dataset, seed)
     episodes = Episodes.load(DATA / "raw" / dataset / "episodes")
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
-    policy = POLICIES[method].load(weights_folder(stage, models), str(choose_device(runtime.device)))
+    policy = load_policy(weights_folder(stage, models), str(choose_device(runtime.device)))
     runs, facts = run_ids([stage], models), provenance(resolved, validation, seed)
     with tracking.start_run(
         "methods",

@@ -3,34 +3,40 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, train_bc, evaluate, methods
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, evaluate
+    data/params/DATASET/train_METHOD.json      of each method that params.yaml lists, with digests of its code
+    data/params/DATASET/methods_METHOD.json
     data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also the stages that train them
 
 Example: python -m pipelines.stages.params
 """
 
+import ast
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 
 from pipelines.command_line import main
 from tap.data.catalog import DatasetInfo, lookup
-from tap.files import read_json, write_json
+from tap.files import read_json, sha256, write_json
+from tap.methods.catalog import CATALOG
 from tap.settings import (
+    METHODS,
     EvaluateParams,
     FetchParams,
     ProtocolParams,
     Scale,
     Section,
-    TrainBcParams,
     TrainCriticParams,
     TrainPriorParams,
     TrainVqvaeParams,
     load_params,
+    params_section,
     read_params_file,
 )
 
@@ -38,30 +44,31 @@ PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
 # The folders that stages write into: DVC removes a stage's files before it runs, and `make clean` all of them.
 OUTPUTS = tuple(
     Path("data") / name
-    for name in ("raw", "vqvae", "prior", "critic", "bc", "metrics", "params", "lineage", "plots", "report", "scores")
+    for name in ("raw", "vqvae", "prior", "critic", *METHODS, "metrics", "params", "lineage", "plots", "report", "scores")
 )
+METHOD_CODE = ("tap.methods.", "pipelines.stages.train_")  # prefixes of the modules that methods do not all share
 
 
 class StageParams(Section):
-    """The params of one stage for one dataset, or for one of its ablations."""
+    """The params of one stage for one dataset, or for one of its ablations or methods."""
 
     stage: ClassVar[str]
 
     @classmethod
-    def path(cls, dataset: str, ablation: str | None = None) -> Path:
-        """The file, which the stage `params` writes."""
-        return FOLDER / dataset / (ablation or "") / f"{cls.stage}.json"
+    def path(cls, dataset: str, variant: str | None = None) -> Path:
+        """The file, which the stage `params` writes. The variant is an ablation; of MethodsStage, a method."""
+        return FOLDER / dataset / (variant or "") / f"{cls.stage}.json"
 
     @classmethod
-    def read(cls, dataset: str, ablation: str | None = None) -> Self:
+    def read(cls, dataset: str, variant: str | None = None) -> Self:
         """Read the file. Raises ValueError if the stage `params` has not written it."""
         if "DVC_STAGE" not in os.environ:  # DVC runs the stage `params` first; if a stage is run by hand, it is run here
             run()
-        path = cls.path(dataset, ablation)
+        path = cls.path(dataset, variant)
         try:
             return cls.model_validate(read_json(path))
         except (FileNotFoundError, ValidationError) as error:
-            where = f"{dataset}, ablation {ablation}" if ablation else dataset
+            where = f"{dataset}, {variant}" if variant else dataset
             raise ValueError(
                 f"{path} has no valid params of {where} ({type(error).__name__}): check that {PARAMS} lists it, "
                 "and run `dvc repro params`"
@@ -100,12 +107,15 @@ class TrainCriticStage(StageParams):
     params: TrainCriticParams
 
 
-class TrainBcStage(StageParams):
-    """Behaviour cloning's params; the scale is for people to see."""
+class TrainMethodStage(StageParams):
+    """A method's params, and the digests of its code; the scale is for people to see.
 
-    stage: ClassVar[str] = "train_bc"
+    The module that trains the method has a subclass, with `stage` train_METHOD and the type of `params`.
+    """
+
     scale: Scale
-    params: TrainBcParams
+    params: Any  # a Section with `fit`
+    code: dict[str, str]
 
 
 class EvaluateStage(StageParams):
@@ -120,13 +130,18 @@ class EvaluateStage(StageParams):
 
 
 class MethodsStage(StageParams):
-    """The environment and the protocol, as for `evaluate`, of methods that do not plan."""
+    """The environment and the protocol, as for `evaluate`, and the digests of the code of a method's policy."""
 
     stage: ClassVar[str] = "methods"
     scale: Scale
     info: DatasetInfo
     fetch: FetchParams
     params: ProtocolParams
+    code: dict[str, str]
+
+    @classmethod
+    def path(cls, dataset: str, variant: str | None = None) -> Path:
+        return FOLDER / dataset / f"methods_{variant}.json"
 
 
 def run() -> None:
@@ -169,14 +184,40 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
             if ablation is None:
                 protocol = ProtocolParams.model_validate(params.evaluate.model_dump(include=set(ProtocolParams.model_fields)))
                 stages.append(FetchStage(info=info, params=params.fetch))
-                stages.append(TrainBcStage(scale=params.scale, params=params.train_bc))
-                stages.append(MethodsStage(scale=params.scale, info=simulated, fetch=fetch, params=protocol))
+                for method in file.methods:
+                    section, policy = params_section(method), f"tap.methods.{CATALOG[method].module}"
+                    code = code_of(f"pipelines.stages.{section}", policy)
+                    trained = TrainMethodStage(scale=params.scale, params=getattr(params, section), code=code)
+                    yield FOLDER / dataset / f"train_{method}.json", trained
+                    evaluated = MethodsStage(
+                        scale=params.scale, info=simulated, fetch=fetch, params=protocol, code=code_of(policy)
+                    )
+                    yield MethodsStage.path(dataset, method), evaluated
             if ablation is None or trains:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
                 stages.append(TrainCriticStage(scale=params.scale, params=params.train_critic))
             for stage in stages:
                 yield stage.path(dataset, ablation), stage
+
+
+def code_of(*modules: str) -> dict[str, str]:
+    """The SHA-256 of each of the modules, and of those of METHOD_CODE that they import, directly or not.
+
+    So an edit of one method's code leaves the others up to date. dvc.yaml lists the code that all methods share.
+    """
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found or not name.startswith(METHOD_CODE):
+            continue
+        spec = importlib.util.find_spec(name)
+        assert spec and spec.origin, name
+        found[name] = sha256(Path(spec.origin))
+        nodes = ast.walk(ast.parse(Path(spec.origin).read_text()))
+        waiting += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return dict(sorted(found.items()))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,28 @@
-"""Stage train_bc: a dataset's episodes -> a network that imitates their actions (behaviour cloning).
+"""Behaviour cloning for the stage train_methods: a dataset's episodes -> a network that imitates their actions."""
 
-Example: python -m pipelines.stages.train_bc hopper-medium-replay 0
-"""
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pipelines.command_line import Dataset, Seed
-from pipelines.stages.params import TrainBcStage
-from pipelines.stages.training import DATA, launch, training_job
+from pipelines.stages.params import TrainMethodStage
+from pipelines.stages.training import DATA, training_job
 from tap.data.windows import Layout, Windows, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
-from tap.settings import WindowParams
+from tap.settings import TrainBcParams, WindowParams
 
 # One step; its reward and return-to-go are not used.
 WINDOWS = WindowParams(length=1, discount=1.0, termination_penalty=None, bootstrap_truncated=False, normalize=True)
 
 
-def run(dataset: Dataset, seed: Seed) -> None:
+class TrainBcStage(TrainMethodStage):
+    stage: ClassVar[str] = "train_bc"
+    params: TrainBcParams
+
+
+def run(dataset: str, seed: int) -> None:
     stage = TrainBcStage.read(dataset)
     with training_job(stage, dataset, seed, None, {}) as job:
-        if job.run:
-            job.run.set_tags({"method": "bc"})
         normalizer = fit_normalizer(job.training, WINDOWS)
         training = Windows(job.training, WINDOWS, normalizer, job.device, DATA)
         held_out = Windows(job.held_out, WINDOWS, normalizer, job.device, DATA)
@@ -34,7 +35,3 @@ def run(dataset: Dataset, seed: Seed) -> None:
             return policy.loss(steps_BX[:, layout.observation], steps_BX[:, layout.action])
 
         job.fit(policy, loss, len(held_out), policy.save)
-
-
-if __name__ == "__main__":
-    launch(run)

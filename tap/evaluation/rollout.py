@@ -19,23 +19,17 @@ from tap.data.score import normalized_score
 from tap.envs.make import Environment, State, get_state
 from tap.estimates import standard_error
 from tap.evaluation.comparison import Comparison, follow
-from tap.planning.plan import Plan
+from tap.planning.plan import Plan, Planned
 
 LATENCY_DECISIONS = 20
 WARM_UP_DECISIONS = 2
 
 
-class Planned(Protocol):
-    """What a rollout executes: the next H actions at each of N states. A `Plan` is also compared with the simulator."""
-
-    @property
-    def actions(self) -> np.ndarray:
-        """(N, H, A)."""
-        ...
-
-
 class BatchPlanner(Protocol):
-    """The part of a policy that a rollout needs: plans for N states at once, each sampled with its own generator."""
+    """The part of a policy that a rollout needs: plans for N states at once, each sampled with its own generator.
+
+    A `Plan` is also compared with the simulator.
+    """
 
     def plan(self, observations_NO: np.ndarray, generators: Sequence[torch.Generator], /) -> Planned:
         """Plans from raw observations."""

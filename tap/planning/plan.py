@@ -1,8 +1,18 @@
-"""What planning returns."""
+"""What planning returns, and what every policy returns."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+
+
+class Planned(Protocol):
+    """What a policy is about to do: the next H actions at each of N states, and from a planner more."""
+
+    @property
+    def actions(self) -> np.ndarray:
+        """(N, H, A), in the environment's units."""
+        ...
 
 
 @dataclass(frozen=True)

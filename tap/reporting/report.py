@@ -16,7 +16,7 @@ from tap.files import write_atomically, write_json
 from tap.reporting.checks import offline_checks_table
 from tap.reporting.experiments import experiment_pictures
 from tap.reporting.pictures import Picture, dataset_pictures, returns_picture
-from tap.reporting.rows import METHODS, SOURCES, Row, load_diagnoses, load_evaluations, summary, table_rows
+from tap.reporting.rows import SOURCES, Row, load_diagnoses, load_evaluations, methods_run, summary, table_rows
 from tap.reporting.studies import STUDIES, study_table
 from tap.reporting.style import figure_png, figure_svg
 from tap.reporting.tables import (
@@ -29,6 +29,7 @@ from tap.reporting.tables import (
     sampled_plans_table,
 )
 from tap.results import Diagnosis, TrainingMetrics, ValidationReport
+from tap.settings import METHODS
 
 
 def write_report(data: Path, out: Path) -> Path:
@@ -55,7 +56,7 @@ def write_report(data: Path, out: Path) -> Path:
         histograms=histograms,
         training=_training_metrics(data / "metrics"),
         sources=SOURCES,
-        methods=METHODS,
+        methods=methods_run(rows),
     )
     for picture in [*experiments, *itertools.chain(*sections.values()), *histograms.values()]:
         write_atomically(out / f"{picture.name}.png", figure_png(picture.figure))
@@ -101,7 +102,7 @@ def _training_metrics(metrics: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """By training stage and instance, the last metrics."""
     stages = {
         stage: {path.stem: TrainingMetrics.read(path).as_json() for path in sorted((metrics / stage).glob("*.json"))}
-        for stage in ("train_vqvae", "train_prior", "train_critic", "train_bc")
+        for stage in ("train_vqvae", "train_prior", "train_critic", *(f"train_{method}" for method in METHODS))
     }
     return {stage: instances for stage, instances in stages.items() if instances}
 

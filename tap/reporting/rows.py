@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tap.estimates import Estimate
+from tap.methods.catalog import CATALOG
 from tap.reporting.paper import paper_scores
 from tap.results import Diagnosis, Evaluation, Latency
+from tap.settings import METHODS, Method
 
 SOURCES = {
     "d4rl": "original D4RL",
@@ -22,7 +24,6 @@ SOURCES = {
     "recollected": "recollected, not D4RL's data",
     "bundled": "bundled, not D4RL's data",
 }
-METHODS = {"bc": "behaviour cloning"}  # others than TAP
 
 
 def load_evaluations(data: Path) -> list[Evaluation]:
@@ -36,7 +37,8 @@ def load_evaluations(data: Path) -> list[Evaluation]:
     ]
     if not any(map(_is_base, found)):
         raise ValueError(f"{metrics / 'evaluate'} contains no results: run `dvc repro evaluate` first")
-    return sorted(found, key=lambda each: (each.dataset, each.method != "tap", each.method, each.ablation or "", each.seed))
+    order = ("tap", *METHODS)
+    return sorted(found, key=lambda each: (each.dataset, order.index(each.method), each.ablation or "", each.seed))
 
 
 def load_diagnoses(data: Path) -> list[Diagnosis]:
@@ -122,9 +124,14 @@ class Row:
         """The row of the ablation called `name`, if it was run."""
         return next((row for row in self.ablations if row.first.ablation == name), None)
 
-    def method(self, name: str) -> "Row | None":
+    def method(self, name: Method) -> "Row | None":
         """The row of the method called `name` on the same data, if it was run."""
         return next((row for row in self.methods if row.first.method == name), None)
+
+
+def methods_run(rows: Sequence[Row]) -> dict[Method, str]:
+    """The methods other than TAP that were run for any of the rows, each with its title."""
+    return {name: info.title for name, info in CATALOG.items() if any(row.method(name) for row in rows)}
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:
@@ -214,7 +221,7 @@ def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """A few numbers of each dataset, for `dvc metrics show` and `dvc exp show`; of its first row, if it has several."""
     numbers: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        error, cloned = row.score.standard_error, row.method("bc")
+        error = row.score.standard_error
         numbers.setdefault(
             row.first.dataset,
             {
@@ -222,7 +229,7 @@ def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
                 "standard_error": None if error is None else round(error, 2),
                 "decision_ms": round(row.latency.median, 1),
                 "data_score": round(row.first.behaviour.mean_score, 2),
-                "bc_score": round(cloned.score.mean, 2) if cloned else None,
+                **{f"{each.first.method}_score": round(each.score.mean, 2) for each in row.methods},
             },
         )
     return numbers

@@ -4,14 +4,14 @@ The paper's numbers are of D4RL's own data. They are shown with our dataset of t
 from. Unless that is D4RL, the paper's number is a rough reference, always labelled "the paper, on D4RL's ...".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tap.estimates import Estimate, mean_of
 from tap.reporting.paper import paper_dataset, paper_score, read_paper, task_of
-from tap.reporting.rows import SOURCES, Row
+from tap.reporting.rows import SOURCES, Row, methods_run
 from tap.results import Diagnosis, SampledPlans
-from tap.settings import suite_of
+from tap.settings import Method, suite_of
 
 NOTHING = "\N{EN DASH}"
 ON_D4RL = "the paper, on D4RL's data"
@@ -88,7 +88,7 @@ def may_be_averaged(rows: Sequence[Row]) -> bool:
 
 
 def main_tables(rows: Sequence[Row]) -> list[Table]:
-    """TAP's scores, behaviour cloning's and the data's, by suite, with all methods of the paper's table of that suite."""
+    """TAP's scores, those of the other methods and the data's, by suite, with all methods of the paper's table of it."""
     tables = []
     for suite, title in SUITES.items():
         of_suite = [row for row in rows if suite_of(row.first.dataset) == suite]
@@ -108,8 +108,9 @@ def _main_table(title: str, rows: Sequence[Row], suite: str) -> Table:
         if any((paper, method) in published for paper in papers)
     ]
     methods.sort(key=lambda method: method != "TAP")  # next to our TAP
+    others = methods_run(rows)
     columns = [
-        *zip(*map(_scores, rows), strict=True),
+        *zip(*(_scores(row, others) for row in rows), strict=True),
         *([published.get((paper or "", method)) for paper in papers] for method in methods),
     ]
     cells = zip(*(map(_text, column) for column in columns), strict=True)
@@ -119,18 +120,17 @@ def _main_table(title: str, rows: Sequence[Row], suite: str) -> Table:
     ]
     if len(rows) > 1 and may_be_averaged(rows) and (all(papers) or not methods):
         lines.append(Line("mean", f"of these {len(rows)} datasets", tuple(map(_mean_text, columns))))
-    head = ("TAP", "behaviour cloning", "data: mean", "data: best tenth")
+    head = ("TAP", *others.values(), "data: mean", "data: best tenth")
     groups = (("this run", len(head)), (ON_D4RL, len(methods))) if methods else ()
     return Table(title, _main_caption(papers, methods), (*head, *methods), tuple(lines), groups)
 
 
-def _scores(row: Row) -> tuple[Estimate | None, ...]:
-    """TAP's score, behaviour cloning's, and of the data's episodes the mean and the mean of the best tenth."""
-    cloned = row.method("bc")
+def _scores(row: Row, others: Iterable[Method]) -> tuple[Estimate | None, ...]:
+    """TAP's score, those of the other methods, and of the data's episodes the mean and the mean of the best tenth."""
     mean, best_tenth = row.first.behaviour.mean_score, row.first.behaviour.best_tenth_normalized_score
     return (
         row.score,
-        cloned.score if cloned else None,
+        *(found.score if (found := row.method(name)) else None for name in others),
         Estimate(mean, None),
         None if best_tenth is None else Estimate(best_tenth, None),
     )

@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,15 +22,46 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from tap.device import choose_device
-from tap.methods.behaviour_cloning import Action, BehaviourCloning
-from tap.planning.plan import Plan
+from tap.methods.catalog import CATALOG
+from tap.planning.plan import Plan, Planned
 from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Policy
-from tap.settings import Runtime
+from tap.settings import Runtime, Section
 
 logger = logging.getLogger(__name__)
 
-ActingPolicy = Policy | BehaviourCloning
+
+class ActingPolicy(Protocol):
+    """Acts on raw observations (N, O), with one random generator for each. A planner's `Planned` has more than actions."""
+
+    @property
+    def params(self) -> Section: ...
+
+    @property
+    def observation_dim(self) -> int: ...
+
+    @property
+    def action_dim(self) -> int: ...
+
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Any:
+        """A `Planned`, whose fields are arrays with a row for each state. Raises ValueError as `check` does."""
+        ...
+
+    def act(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> np.ndarray:
+        """The first action (N, A) of each plan."""
+        ...
+
+    def check(self, observations: np.ndarray) -> None:
+        """Raise ValueError for observations that it cannot act on."""
+        ...
+
+    def ood_reasons(self, observations: np.ndarray, plan: Any) -> list[dict[str, str]]:
+        """Why each of N states, or what `plan` returned for it, is out of distribution: one dict each, empty if it is not."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write JSON and safetensors, with which `load` acts the same anywhere."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +70,7 @@ class PlanRequest:
 
     observations: np.ndarray
     generators: Sequence[torch.Generator]
-    plan: Future[Plan | Action] = field(default_factory=Future)
+    plan: Future[Planned] = field(default_factory=Future)
 
 
 class SharedPolicy:
@@ -53,7 +85,7 @@ class SharedPolicy:
         self._waiting: SimpleQueue[PlanRequest] = SimpleQueue()
         self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
 
-    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan | Action:
+    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Planned:
         """As the policy's `plan`."""
         self.policy.check(observations)  # before it joins a batch, because an error would fail the whole batch
         request = PlanRequest(observations, generators)
@@ -89,7 +121,12 @@ def row_generators(seed: int, rows: int) -> list[torch.Generator]:
 
 def load_policy(folder: Path, device: str) -> ActingPolicy:
     """The policy that `save` wrote into `folder`, of whichever method. Raises ValueError as its `load` does."""
-    return (BehaviourCloning if (folder / "bc.json").exists() else Policy).load(folder, device)
+    for info in CATALOG.values():
+        kind = getattr(import_module(f"tap.methods.{info.module}"), info.policy)
+        if (folder / f"{kind.name}.json").exists():
+            policy: ActingPolicy = kind.load(folder, device)
+            return policy
+    return Policy.load(folder, device)
 
 
 class ServedPolicy(PythonModel):
@@ -122,17 +159,12 @@ class ServedPolicy(PythonModel):
             raise MlflowException("planning failed; see the server's log", INTERNAL_ERROR) from error
         return self._records(observations, plan) if params["details"] else plan.actions[:, 0].astype(np.float32)
 
-    def _records(self, observations: np.ndarray, plan: Plan | Action) -> list[dict[str, Any]]:
-        if isinstance(self.policy, BehaviourCloning):
-            every_reason = self.policy.ood_reasons(observations)
-        else:
-            assert isinstance(plan, Plan)
-            every_reason = self.policy.ood_reasons(observations, plan)
+    def _records(self, observations: np.ndarray, plan: Planned) -> list[dict[str, Any]]:
         return [
             {"action": plan.actions[row, 0].tolist()}
             | (_prediction(plan, row) if isinstance(plan, Plan) else {})
             | {"out_of_distribution": bool(reasons), "reasons": reasons}
-            for row, reasons in enumerate(every_reason)
+            for row, reasons in enumerate(self.policy.ood_reasons(observations, plan))
         ]
 
 

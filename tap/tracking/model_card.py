@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tap.estimates import Estimate
+from tap.methods.catalog import CATALOG
 from tap.results import Evaluation, ValidationReport
 
 DATA = {
@@ -16,7 +17,6 @@ METRICS = {
     "normalized_score": "normalised score, 0 for a random policy and 100 for an expert by the dataset's reference returns",
     "return": "undiscounted return",
 }
-NAMES = {"tap": "TAP", "bc": "Behaviour cloning"}
 CHANGES: dict[bool | str, str] = {True: ", with uncommitted changes", False: "", "unknown": ""}  # of an unknown commit
 SHOWN_WARNINGS = 3  # MLflow limits a description to 5,000 characters
 PROMOTION = "\n## Promotion\n"
@@ -33,7 +33,8 @@ def model_card(
     """The card of one version of the registered model `name`, from its evaluation and its dataset's validation."""
     versions, latency, returns = evaluation.versions, evaluation.latency_ms, validation.episode_return
     warnings = validation.warnings[:SHOWN_WARNINGS] or ["none"]
-    return f"""# {NAMES[evaluation.method]} policy for {evaluation.dataset}, training seed {evaluation.seed}
+    title = "TAP" if evaluation.method == "tap" else CATALOG[evaluation.method].title
+    return f"""# {title[0].upper()}{title[1:]} policy for {evaluation.dataset}, training seed {evaluation.seed}
 
 {_method(evaluation)} It was trained
 offline, on recorded trajectories alone, at {evaluation.scale} scale.
@@ -99,11 +100,9 @@ def with_promotion(card: str, reason: str, scores: Mapping[str, str]) -> str:
 
 
 def _method(evaluation: Evaluation) -> str:
-    if evaluation.planner is None:
-        return (
-            "A network that imitates the data: it minimises the squared error of its actions, given the observation. It is a\n"
-            "baseline for policies that plan."
-        )
+    if evaluation.method != "tap":
+        return CATALOG[evaluation.method].summary
+    assert evaluation.planner
     return (
         f"A Trajectory Autoencoding Planner: a VQ-VAE encodes {evaluation.latent_step} steps as one code, a Transformer prior "
         f"models the\nsequences of codes in the data, and each decision is a search over codes ({_search(evaluation.planner)})."

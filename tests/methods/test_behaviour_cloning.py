@@ -124,7 +124,8 @@ def test_wrong_observations_are_refused_and_far_ones_named(policy: BehaviourClon
         policy.plan(np.zeros((2, 4)), [])
     with pytest.raises(ValueError, match="NaN"):
         policy.plan(np.full((1, 3), np.nan), [])
-    near, far = policy.ood_reasons(np.stack([MEAN, MEAN + np.array([0, 0, 1000])]))
+    observations = np.stack([MEAN, MEAN + np.array([0, 0, 1000])])
+    near, far = policy.ood_reasons(observations, policy.plan(observations, []))
     assert near == {} and far["state"].startswith("observation[2] is 1300, far outside the training data")
 
 

@@ -81,9 +81,8 @@ def test_headline_has_a_few_rounded_numbers_of_each_base() -> None:
     )
     assert headline(rows) == {
         # Mean 135.5 / 3, deviations -5.17, -0.17, 5.33: s = sqrt(55.17 / 2) = 5.252, over sqrt(3).
-        "hopper-medium-replay": {"score": 45.17, "standard_error": 3.03, "decision_ms": 20.0, "data_score": 22.1}
-        | {"bc_score": None},
-        "mine": {"score": 7.0, "standard_error": None, "decision_ms": 20.0, "data_score": 700.0, "bc_score": None},
+        "hopper-medium-replay": {"score": 45.17, "standard_error": 3.03, "decision_ms": 20.0, "data_score": 22.1},
+        "mine": {"score": 7.0, "standard_error": None, "decision_ms": 20.0, "data_score": 700.0},
     }
 
 

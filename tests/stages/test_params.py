@@ -8,6 +8,7 @@ import yaml
 from conftest import ROOT, copy_project, run
 
 from pipelines.stages.params import OUTPUTS
+from tap.settings import METHODS
 
 pytestmark = pytest.mark.xdist_group("params")
 
@@ -63,7 +64,8 @@ def test_the_folders_of_results_are_those_of_dvc_and_make_clean() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     outs = [out for stage in stages.values() for key in ("outs", "plots", "metrics") for out in stage.get(key, [])]
     names = {next(iter(out)) if isinstance(out, dict) else out for out in outs}
-    folders = {"/".join(name.replace("${item.method}", "bc").split("/")[:2]) for name in names}
+    names = {name.replace("${item.method}", method) for name in names for method in METHODS}
+    folders = {"/".join(name.split("/")[:2]) for name in names}
     assert folders == set(map(str, OUTPUTS))
     clean = (ROOT / "Makefile").read_text().partition("clean:")[2].partition("distclean:")[0]
-    assert set(re.findall(r"data/\w+", clean)) == folders
+    assert set(re.findall(r"data/[\w-]+", clean)) == folders

@@ -205,10 +205,11 @@ def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: 
         ("train_critic", "train_critic@my-hopper-3"),
         ("train_bc", "train_methods@my-hopper-3-bc"),
     ):
-        module = f"pipelines.stages.{stage}"
+        module, method = ("train_methods", [stage.removeprefix("train_")]) if instance.endswith("-bc") else (stage, [])
         environment = os.environ | {"PYTHONPATH": str(reproduced), "OMP_NUM_THREADS": "1"}
         environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{reproduced}/mlflow.db"
-        process = subprocess.Popen([sys.executable, "-m", module, "my-hopper", "3"], cwd=reproduced, env=environment)
+        command = [sys.executable, "-m", f"pipelines.stages.{module}", "my-hopper", "3", *method]
+        process = subprocess.Popen(command, cwd=reproduced, env=environment)
         while not list((reproduced / ".checkpoints").glob(f"{stage}-*/checkpoint.pt")):
             assert process.poll() is None, "the stage ended before its first checkpoint was seen"
         process.kill()

@@ -18,15 +18,21 @@ from conftest import ROOT, run, tiny_tree
 from dvc.repo import Repo
 
 from pipelines.orchestration.repro import instances
+from pipelines.stages.params import code_of
+from tap.methods.catalog import CATALOG
+from tap.settings import METHODS, Method, params_section
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text().replace("${item.method}", "bc"))["stages"]
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+TRAINING = ["train_vqvae", "train_prior", "train_critic"]
 # Imported by stages, yet no part of what their results depend on: what tracks, registers and serves, and what reads params and
 # files, whose effect stands in the files themselves.
 BESIDE = ("pipelines.command_line", "pipelines.stages.params", "tap.data.catalog", "tap.files", "tap.results", "tap.serving",
           "tap.settings", "tap.tracking", "tap.yaml_file")  # fmt: skip
 EVALUATIONS = {"evaluate", "ablations", "model_ablations"}  # of TAP
+# The module of a method's training, and the module of its policy, by method.
+OF_METHODS = {name: (f"pipelines.stages.{params_section(name)}", f"tap.methods.{CATALOG[name].module}") for name in METHODS}
 
 
 def modules_of(stage: str) -> set[str]:
@@ -37,33 +43,47 @@ def modules_of(stage: str) -> set[str]:
     return {".".join(path.with_suffix("").parts) for path in paths if path.name != "__init__.py"}
 
 
-def imported_by(stage: str) -> set[str]:
-    """The modules that the stage's module imports, other than through modules beside its results."""
+def imported_by(stage: str, *others: str) -> set[str]:
+    """The modules that the stage's module and `others` import, other than through modules beside its results."""
     graph = grimp.build_graph("tap", "pipelines")
-    module = STAGES[stage]["cmd"].split()[2]
+    modules = {STAGES[stage]["cmd"].split()[2], *others}
     packages = {name for name in graph.modules if graph.find_children(name)}
     for name in graph.modules:
-        if name.startswith(BESIDE) and name != module and (stage, name) != ("params", "tap.settings"):
+        if name.startswith(BESIDE) and name not in modules and (stage, name) != ("params", "tap.settings"):
             for imported in graph.find_modules_directly_imported_by(name):
                 graph.remove_import(importer=name, imported=imported)
-    return ({module} | graph.find_upstream_modules(module)) - packages
+    return modules.union(*(graph.find_upstream_modules(module) for module in modules)) - packages
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", STAGES.keys() - {"train_methods", "methods"})
 def test_deps_name_the_imported_code_that_decides_results(stage: str) -> None:
-    imported, named = imported_by(stage), modules_of(stage)
+    check_deps(stage, imported_by(stage), modules_of(stage))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deps_and_params_name_the_code_that_decides_a_methods_results(method: Method) -> None:
+    training, policy = OF_METHODS[method]
+    for stage, modules in (("train_methods", (training, policy)), ("methods", (policy,))):
+        named = modules_of(stage) | code_of(*modules).keys()
+        check_deps(stage, imported_by(stage, *modules), named)
+
+
+def check_deps(stage: str, imported: set[str], named: set[str]) -> None:
     assert {name for name in imported - named if not name.startswith(BESIDE)} == set()
     files = {dep.removesuffix(".py").replace("/", ".") for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
     assert files <= imported
     assert stage == "params" or not any(name.startswith(BESIDE) and name != "tap.results" for name in named)
 
 
-@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior", "train_critic", "train_bc"])
-def test_a_checkpoint_is_of_the_code_that_deps_name(stage: str) -> None:
-    code = f"import json, pipelines.stages.{stage}, pipelines.stages.training as t; print(json.dumps(list(t.decisive_code())))"
+@pytest.mark.parametrize("name", [*TRAINING, *METHODS])
+def test_a_checkpoint_is_of_the_code_that_deps_name(name: str) -> None:
+    module = name if name in TRAINING else params_section(name)
+    stage = name if name in TRAINING else "train_methods"
+    code = f"import json, pipelines.stages.{stage}, pipelines.stages.{module}, pipelines.stages.training as t; "
+    code += "print(json.dumps(list(t.decisive_code())))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
-    named = modules_of("train_methods" if stage == "train_bc" else stage)
-    assert {name for name in loaded if name != "tap.model"} == named
+    named = modules_of(stage) | (set() if name in TRAINING else code_of(*OF_METHODS[name]).keys())
+    assert set(loaded) - {"tap.model", "tap.methods.catalog"} == named
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,29 @@
+"""The methods other than TAP: how each is called and described, and where its policy is.
+
+Their names, which params.yaml lists under `methods`, are `tap.settings.METHODS`.
+"""
+
+from dataclasses import dataclass
+
+from tap.settings import METHODS, Method
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """A method in words, and its policy. Methods may share a policy, and differ in training."""
+
+    title: str  # in tables
+    summary: str  # in model cards
+    module: str  # of the policy, below tap.methods
+    policy: str  # the class in it, which saves NAME.json and NAME.safetensors by its attribute `name`
+
+
+CATALOG: dict[Method, MethodInfo] = {
+    "bc": MethodInfo(
+        "behaviour cloning",
+        "A network that imitates the data: it minimises the squared error of its actions, given the observation.",
+        "behaviour_cloning",
+        "BehaviourCloning",
+    ),
+}
+assert tuple(CATALOG) == METHODS

@@ -39,7 +39,7 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
+Method = Literal["bc", "bc-10"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -253,6 +253,7 @@ class Params(Section):
     evaluate: EvaluateParams
     # One for each method: `params_section` names it. A file may lack those of methods that it does not list.
     train_bc: TrainBcParams | None = None
+    train_bc_10: TrainBcParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -329,6 +330,7 @@ class ParamsFile(Section):
     train_critic: dict[str, Any]
     evaluate: dict[str, Any]
     train_bc: dict[str, Any] = {}
+    train_bc_10: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

@@ -9,13 +9,25 @@ Shapes: B batch, O observation, A action.
 import itertools
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tap.data.episodes import Selection
 from tap.data.windows import Layout, Normalizer
 from tap.distributed import all_reduce_sum
 from tap.methods.reactive import ReactivePolicy
 from tap.settings import Section, TrainBcParams
+
+
+def best_episodes(episodes: Selection, share: float) -> Selection:
+    """The episodes with the highest returns that together have at most `share` of the steps; at least one if there is one.
+
+    Of equal returns, those that come first. The episodes stay in their order.
+    """
+    order = np.argsort(-episodes.episodes.returns[episodes.indices], kind="stable")
+    fitting = np.cumsum(episodes.lengths[order]) <= share * episodes.lengths.sum()
+    return Selection(episodes.episodes, episodes.indices[np.sort(order[: max(1, fitting.sum())])])
 
 
 class BehaviourCloning(ReactivePolicy):

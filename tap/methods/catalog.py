@@ -25,5 +25,12 @@ CATALOG: dict[Method, MethodInfo] = {
         "behaviour_cloning",
         "BehaviourCloning",
     ),
+    "bc-10": MethodInfo(
+        "10 % BC",
+        "A network that imitates the best episodes of the data, which have the highest returns and a tenth of the steps: it "
+        "minimises the squared error of its actions, given the observation.",
+        "behaviour_cloning",
+        "BehaviourCloning",
+    ),
 }
 assert tuple(CATALOG) == METHODS

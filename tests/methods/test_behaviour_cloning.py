@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pipelines.stages.train_bc import WINDOWS
-from tap.data.episodes import Episodes
+from tap.data.episodes import Episodes, Selection
 from tap.data.sampling import WindowSampler
 from tap.data.windows import Layout, Windows, fit_normalizer
-from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.methods.behaviour_cloning import BehaviourCloning, best_episodes
 from tap.settings import NetworkParams, Params, TrainBcParams
 from tap.training import fit
 
@@ -127,6 +127,26 @@ def test_wrong_observations_are_refused_and_far_ones_named(policy: BehaviourClon
     observations = np.stack([MEAN, MEAN + np.array([0, 0, 1000])])
     near, far = policy.ood_reasons(observations, policy.plan(observations, []))
     assert near == {} and far["state"].startswith("observation[2] is 1300, far outside the training data")
+
+
+def test_the_best_episodes_are_those_of_the_highest_returns_that_have_the_share_of_the_steps() -> None:
+    lengths, returns = np.array([4, 2, 3, 1, 10, 20]), np.array([5.0, 9.0, 9.0, 7.0, -1.0, 99.0])
+    offsets, rewards = np.concatenate([[0], np.cumsum(lengths)]), np.zeros(lengths.sum(), np.float32)
+    rewards[offsets[:-1]] = returns
+    nothing = np.zeros((lengths.sum(), 1), np.float32)
+    episodes = Episodes(nothing, nothing, rewards, np.zeros(lengths.sum(), bool), offsets)
+    some = Selection(episodes, np.arange(5))  # of 20 steps; the episode with the return 99 is another one
+    for share, best in (
+        (0.05, [1]),  # at least one, though it has 2 steps of 1
+        (0.1, [1]),
+        (0.24, [1]),  # 4.8 steps: the 3 of the next one do not fit, and no worse one takes their place
+        (0.25, [1, 2]),  # the two returns of 9, in the file's order
+        (0.3, [1, 2, 3]),
+        (0.5, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3, 4]),
+    ):
+        assert best_episodes(some, share).indices.tolist() == best
+    assert best_episodes(Selection(episodes, np.arange(0)), 0.1).indices.tolist() == []
 
 
 def test_missing_weights_are_explained(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ class TrainingMetrics(Record):
     return_to_go: Absent[float] = None
     end: Absent[float] = None
     commitment: Absent[float] = None
+    actor_loss: Absent[float] = None  # of IQL, as the next two
+    q_loss: Absent[float] = None
+    value_loss: Absent[float] = None
     codebook_usage: Absent[float] = None  # share of the codes
     codebook_perplexity: Absent[float] = None
     held_out_loss: Absent[float] = None  # none without held-out episodes

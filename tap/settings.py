@@ -39,7 +39,7 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc", "bc-10"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
+Method = Literal["bc", "bc-10", "iql"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -197,6 +197,32 @@ class TrainBcParams(Section):
     fit: FitParams
 
 
+class RewardParams(Section):
+    """What is learned from instead of the recorded rewards: scale (reward + shift)."""
+
+    shift: float
+    return_range: PositiveFloat | None  # the scale is such that the returns of the data's episodes span this; null: it is 1
+
+
+class TrainIqlParams(Section):
+    """Implicit Q-learning: actor, two Q networks, V."""
+
+    network: NetworkParams  # of each
+    rewards: RewardParams
+    discount: Fraction
+    expectile: Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
+    temperature: PositiveFloat  # the inverse one: the larger, the more the actor prefers actions of high advantage
+    target_rate: Probability  # share of the way that target networks move at each update
+    fit: FitParams
+
+    @field_validator("fit")
+    @classmethod
+    def transitions_are_drawn_alike(cls, fit: FitParams) -> FitParams:
+        if fit.effective_share != 1:
+            raise ValueError("effective_share must be 1: values are learned from all transitions alike")
+        return fit
+
+
 class TrainCriticParams(Section):
     """An ensemble of MLPs with two hidden layers."""
 
@@ -254,6 +280,7 @@ class Params(Section):
     # One for each method: `params_section` names it. A file may lack those of methods that it does not list.
     train_bc: TrainBcParams | None = None
     train_bc_10: TrainBcParams | None = None
+    train_iql: TrainIqlParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -331,6 +358,7 @@ class ParamsFile(Section):
     evaluate: dict[str, Any]
     train_bc: dict[str, Any] = {}
     train_bc_10: dict[str, Any] = {}
+    train_iql: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

@@ -19,6 +19,7 @@ EXTRAS = {"tap/tracking": ["tracking"], "tap/serving": ["serving"], "tap/reporti
 EXTRAS |= {"pipelines": ["pipeline"], "scripts": ["pipeline", "collect"]}
 # tap/envs imports these only for an environment that needs them, and reports the extra where they are missing.
 OPTIONAL = {"tap/envs": {"gymnasium_robotics": "robotics", "d4rl": "d4rl", "gym": "d4rl"}}  # d4rl depends on gym
+OPTIONAL |= {"tap/methods": {"torchrl": "offline-rl", "tensordict": "offline-rl"}}  # as the stage train_methods does
 PACKAGES = [str(path.parent.relative_to(ROOT)) for path in sorted(ROOT.glob("tap/*/__init__.py"))]
 
 

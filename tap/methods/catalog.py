@@ -16,6 +16,7 @@ class MethodInfo:
     summary: str  # in model cards
     module: str  # of the policy, below tap.methods
     policy: str  # the class in it, which saves NAME.json and NAME.safetensors by its attribute `name`
+    extra: str | None = None  # of pyproject.toml, that training needs and acting does not
 
 
 CATALOG: dict[Method, MethodInfo] = {
@@ -31,6 +32,14 @@ CATALOG: dict[Method, MethodInfo] = {
         "minimises the squared error of its actions, given the observation.",
         "behaviour_cloning",
         "BehaviourCloning",
+    ),
+    "iql": MethodInfo(
+        "IQL",
+        "Implicit Q-learning: a network that imitates the data's actions, the more the higher a critic values them. The critic "
+        "learns from recorded actions alone.",
+        "actor",
+        "IqlPolicy",
+        extra="offline-rl",
     ),
 }
 assert tuple(CATALOG) == METHODS

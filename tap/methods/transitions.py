@@ -1,0 +1,83 @@
+"""Transitions (s, a, r, s') for methods that learn values from them.
+
+    row of the episode   t    t+1  ...  last of a terminated one    last of a truncated one
+    successor            t+1  t+2  ...  none: the value is 0        unknown: no transition
+
+Shapes: N rows, M transitions, B batch, O observation, A action.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tap.data.episodes import Selection
+from tap.data.windows import Layout, Normalizer, Windows
+from tap.settings import RewardParams, WindowParams
+
+# One step, normalised; rewards are taken from the episodes, since their mean matters where episodes may end.
+WINDOWS = WindowParams(length=1, discount=1.0, termination_penalty=None, bootstrap_truncated=False, normalize=True)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B transitions, normalised."""
+
+    observation_BO: Tensor
+    action_BA: Tensor
+    reward_B: Tensor  # shifted and scaled
+    next_observation_BO: Tensor  # of a terminated episode's last row, the same observation again
+    terminated_B: Tensor  # bool
+
+
+def reward_scale(episodes: Selection, params: RewardParams) -> float:
+    """The factor by which the returns of `episodes` span `params.return_range`; 1 without it, and if all are equal."""
+    span = float(np.ptp(episodes.episodes.returns[episodes.indices])) if len(episodes.indices) else 0.0
+    return params.return_range / span if params.return_range and span else 1.0
+
+
+class Transitions:
+    """All transitions of some episodes, on `device`; on a CPU, observations and actions are memory-mapped as in `Windows`."""
+
+    def __init__(
+        self,
+        episodes: Selection,
+        normalizer: Normalizer,
+        rewards: RewardParams,
+        scale: float,
+        device: torch.device,
+        folder: Path | None = None,
+    ) -> None:
+        self._layout = Layout(episodes.observation_dim, episodes.action_dim)
+        self._rows_NX = Windows(episodes, WINDOWS, normalizer, device, folder).transitions_NX
+        parts = [(part.rewards, part.terminals) for part in episodes.chunks()]
+        rewards_N = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, np.float32)
+        terminals_N = np.concatenate([part for _, part in parts]) if parts else np.zeros(0, bool)
+        last_N = np.zeros(len(rewards_N), bool)
+        last_N[np.cumsum(episodes.lengths) - 1] = True
+        self._reward_N = torch.from_numpy((scale * (rewards_N + rewards.shift)).astype(np.float32)).to(device)
+        self._terminated_N = torch.from_numpy(terminals_N).to(device)
+        self._rows_M = torch.from_numpy(np.flatnonzero(~last_N | terminals_N)).to(device)
+
+    def __len__(self) -> int:
+        """M."""
+        return len(self._rows_M)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Indices (count,) of as many transitions, drawn alike with replacement."""
+        return torch.randint(len(self), (count,), generator=generator)
+
+    def batch(self, indices_B: Tensor) -> Batch:
+        """The transitions `indices_B`, counted from 0 to M."""
+        rows_B = self._rows_M[indices_B]
+        terminated_B = self._terminated_N[rows_B]
+        steps_BX = self._rows_NX[rows_B]
+        return Batch(
+            observation_BO=steps_BX[:, self._layout.observation],
+            action_BA=steps_BX[:, self._layout.action],
+            reward_B=self._reward_N[rows_B],
+            next_observation_BO=self._rows_NX[torch.where(terminated_B, rows_B, rows_B + 1), self._layout.observation],
+            terminated_B=terminated_B,
+        )

@@ -170,9 +170,11 @@ class TrainingMetrics(Record):
     return_to_go: Absent[float] = None
     end: Absent[float] = None
     commitment: Absent[float] = None
-    actor_loss: Absent[float] = None  # of IQL, as the next two
+    actor_loss: Absent[float] = None  # of IQL and CQL, as the next four
     q_loss: Absent[float] = None
     value_loss: Absent[float] = None
+    penalty: Absent[float] = None
+    entropy_loss: Absent[float] = None
     codebook_usage: Absent[float] = None  # share of the codes
     codebook_perplexity: Absent[float] = None
     held_out_loss: Absent[float] = None  # none without held-out episodes

@@ -39,7 +39,7 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc", "bc-10", "iql"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
+Method = Literal["bc", "bc-10", "iql", "cql"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -204,14 +204,12 @@ class RewardParams(Section):
     return_range: PositiveFloat | None  # the scale is such that the returns of the data's episodes span this; null: it is 1
 
 
-class TrainIqlParams(Section):
-    """Implicit Q-learning: actor, two Q networks, V."""
+class _TransitionsParams(Section):
+    """A method that learns values from transitions."""
 
-    network: NetworkParams  # of each
+    network: NetworkParams  # of the actor and of each critic
     rewards: RewardParams
     discount: Fraction
-    expectile: Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
-    temperature: PositiveFloat  # the inverse one: the larger, the more the actor prefers actions of high advantage
     target_rate: Probability  # share of the way that target networks move at each update
     fit: FitParams
 
@@ -221,6 +219,21 @@ class TrainIqlParams(Section):
         if fit.effective_share != 1:
             raise ValueError("effective_share must be 1: values are learned from all transitions alike")
         return fit
+
+
+class TrainIqlParams(_TransitionsParams):
+    """Implicit Q-learning: actor, two Q networks, V."""
+
+    expectile: Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
+    temperature: PositiveFloat  # the inverse one: the larger, the more the actor prefers actions of high advantage
+
+
+class TrainCqlParams(_TransitionsParams):
+    """Conservative Q-learning: actor, two Q networks, the weight of the actor's entropy."""
+
+    penalty_weight: Annotated[float, Field(ge=0)]  # of values of other actions than the recorded ones
+    sampled_actions: PositiveInt  # of each of three kinds, for the penalty
+    imitating_updates: NonNegativeInt  # the first ones, in which the actor imitates the recorded actions
 
 
 class TrainCriticParams(Section):
@@ -281,6 +294,7 @@ class Params(Section):
     train_bc: TrainBcParams | None = None
     train_bc_10: TrainBcParams | None = None
     train_iql: TrainIqlParams | None = None
+    train_cql: TrainCqlParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -359,6 +373,7 @@ class ParamsFile(Section):
     train_bc: dict[str, Any] = {}
     train_bc_10: dict[str, Any] = {}
     train_iql: dict[str, Any] = {}
+    train_cql: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

@@ -19,8 +19,8 @@ def run(dataset: Dataset, seed: Seed, method: Method) -> None:
         if not (extra := CATALOG[method].extra):
             raise
         raise ValueError(
-            f"training {method} needs {error.name}: run `pip install -c constraints.txt -e '.[{extra}]'`, or take {method} out of "
-            "`methods` in params.yaml"
+            f"training {method} needs {error.name}: run `pip install -c constraints.txt -e '.[{extra}]'`, or take {method} "
+            "out of `methods` in params.yaml"
         ) from None
     module.run(dataset, seed)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tap.data.windows import Layout, Normalizer
 from tap.methods.reactive import ReactivePolicy
-from tap.settings import NetworkParams, Section, TrainIqlParams
+from tap.settings import NetworkParams, Section, TrainCqlParams, TrainIqlParams
 
 # The actions that can be taken reach beyond the recorded ones by this share of half their range: at the very bound of a
 # squashed Gaussian, where many recorded actions are, its density is infinite.
@@ -37,7 +37,7 @@ class SquashedPolicy(ReactivePolicy):
     centre_A: Tensor
     half_A: Tensor
 
-    def __init__(self, params: TrainIqlParams, layout: Layout, normalizer: Normalizer) -> None:
+    def __init__(self, params: TrainIqlParams | TrainCqlParams, layout: Layout, normalizer: Normalizer) -> None:
         super().__init__(params, layout, normalizer)
         self.network = mlp(params.network, layout.observation_dim, 2 * layout.action_dim)
         assert normalizer.min is not None and normalizer.max is not None
@@ -62,3 +62,10 @@ class IqlPolicy(SquashedPolicy):
 
     name: ClassVar[str] = "iql"
     params_type: ClassVar[type[Section]] = TrainIqlParams
+
+
+class CqlPolicy(SquashedPolicy):
+    """The policy of conservative Q-learning."""
+
+    name: ClassVar[str] = "cql"
+    params_type: ClassVar[type[Section]] = TrainCqlParams

@@ -41,5 +41,13 @@ CATALOG: dict[Method, MethodInfo] = {
         "IqlPolicy",
         extra="offline-rl",
     ),
+    "cql": MethodInfo(
+        "CQL",
+        "Conservative Q-learning: a network whose actions a critic values highly. The critic is trained to value other actions "
+        "than the recorded ones low.",
+        "actor",
+        "CqlPolicy",
+        extra="offline-rl",
+    ),
 }
 assert tuple(CATALOG) == METHODS

@@ -1,7 +1,14 @@
 """A task whose best policy is known: a point on a line, recorded while it moves at random."""
 
-import numpy as np
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+
+from pipelines.stages.train_actor import train_actor
+from pipelines.stages.training import Job
 from tap.data.episodes import Episodes
 
 STEPS, REACH = 20, 0.3  # of an episode; of the action 1
@@ -29,3 +36,45 @@ def random_walks(episodes: int = 200, seed: int = 0) -> Episodes:
     places, actions, rewards = (np.stack(column, axis=1).reshape(-1).astype(np.float32) for column in zip(*rows, strict=True))
     count = episodes * STEPS
     return Episodes(places[:, None], actions[:, None], rewards, np.zeros(count, bool), np.arange(episodes + 1) * STEPS)
+
+
+EPISODES = random_walks()
+
+
+class Killed(Exception):
+    pass
+
+
+def mean_return(act: Callable[[np.ndarray, Sequence[torch.Generator]], np.ndarray]) -> float:
+    """Of episodes from places all over the line."""
+    place, total = np.linspace(-2, 2, 41), np.zeros(41)
+    for _ in range(STEPS):
+        place, reward = step(place, act(place[:, None], [])[:, 0])
+        total += reward
+    return float(total.mean())
+
+
+def share_of_the_best(share: float) -> float:
+    """The return at this share of the way from the recorded one to the best policy's."""
+    best, recorded = mean_return(lambda places, _: best_action(places)), float(EPISODES.returns.mean())
+    return recorded + share * (best - recorded)
+
+
+def train_on_walks(
+    params: Any, policy_type: Any, learning: Any, folder: Path, checkpoint: str = "checkpoint.pt", stop_at: int | None = None
+) -> Any:
+    """The policy that a stage trains; raises Killed at update `stop_at`."""
+
+    class Killing(learning):  # type: ignore[misc]
+        calls = 0
+
+        def loss(self, batch: Any, training: bool) -> Any:
+            self.calls += training
+            if self.calls == stop_at:
+                raise Killed
+            return super().loss(batch, training)
+
+    training, held_out = EPISODES.split(0.1, np.random.default_rng(0))
+    device = torch.device("cpu")
+    job = Job("train_test", "walks-0", 0, params.fit, training, held_out, device, None, folder / checkpoint, "")
+    return train_actor(job, params, policy_type, Killing)

@@ -10,26 +10,18 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from points import best_action, random_walks, step
-from torch import Tensor
+from points import EPISODES, Killed, mean_return, share_of_the_best, train_on_walks
 
 from pipelines.stages import train_methods
-from tap.data.episodes import Selection
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.actor import IqlPolicy
-from tap.methods.transitions import WINDOWS, Batch, Transitions
+from tap.methods.transitions import WINDOWS, Batch
 from tap.settings import NetworkParams, Params, RewardParams, TrainIqlParams
-from tap.training import fit
 
 pytest.importorskip("torchrl", reason="the extra offline-rl is not installed")
 from tap.methods.iql import ImplicitQLearning
 
 CPU = torch.device("cpu")
-EPISODES = random_walks()
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.fixture
@@ -61,29 +53,7 @@ def at_once(params: TrainIqlParams) -> IqlPolicy:
 
 @pytest.fixture
 def train(params: TrainIqlParams, tmp_path: Path) -> Callable[..., IqlPolicy]:
-    def run(checkpoint: str = "checkpoint.pt", stop_at: int | None = None) -> IqlPolicy:
-        """What the stage trains; raises Killed at update `stop_at`."""
-        every, calls = Selection(EPISODES, np.arange(EPISODES.num_episodes)), 0
-        normalizer = fit_normalizer(every, WINDOWS)
-        transitions = Transitions(every, normalizer, params.rewards, 1.0, CPU)
-        torch.manual_seed(0)
-        policy = IqlPolicy(params, Layout(1, 1), normalizer)
-        learning = ImplicitQLearning(policy, CPU)
-
-        def loss(indices: Tensor, is_held_out: bool) -> dict[str, Tensor]:
-            nonlocal calls
-            calls += not is_held_out
-            if calls == stop_at:
-                raise Killed
-            return learning.loss(transitions.batch(indices), update_targets=not is_held_out)
-
-        fit(
-            learning, loss, params.fit, sample=transitions.sample, num_held_out=100, seed=0, device=CPU,
-            checkpoint=tmp_path / checkpoint, log=lambda *_: None, description="test",
-        )  # fmt: skip
-        return policy
-
-    return run
+    return lambda *arguments: train_on_walks(params, IqlPolicy, ImplicitQLearning, tmp_path, *arguments)
 
 
 def constant(network: torch.nn.Module, *outputs: float) -> None:
@@ -106,7 +76,7 @@ def test_the_losses_are_those_computed_by_hand(at_once: IqlPolicy, value: float,
     squashed = np.array([0.5, -0.2])
     actions = at_once.centre_A + at_once.half_A * torch.tensor(squashed, dtype=torch.float32)[:, None]
     batch = Batch(torch.zeros(2, 1), actions, torch.tensor([1.0, -1.0]), torch.ones(2, 1), torch.tensor([False, True]))
-    found = {name: loss.item() for name, loss in learning.loss(batch, update_targets=True).items()}
+    found = {name: loss.item() for name, loss in learning.loss(batch, training=True).items()}
     targets = np.array([1 + 0.9 * value, -1.0])
     assert found["q_loss"] == pytest.approx(np.mean((2 - targets) ** 2 + (5 - targets) ** 2), rel=1e-5)
     assert found["value_loss"] == pytest.approx(value_loss, rel=1e-5)
@@ -123,7 +93,7 @@ def test_an_actors_weight_is_at_most_100(at_once: IqlPolicy) -> None:
     batch = Batch(
         torch.zeros(1, 1), at_once.centre_A[None], torch.zeros(1), torch.zeros(1, 1), torch.zeros(1, dtype=torch.bool)
     )
-    loss = learning.loss(batch, update_targets=True)["actor_loss"].item()
+    loss = learning.loss(batch, training=True)["actor_loss"].item()
     assert loss == pytest.approx(100 * math.log(math.sqrt(2 * math.pi)), rel=1e-4)
 
 
@@ -136,32 +106,20 @@ def test_targets_follow_in_training_and_not_in_measuring(policy: IqlPolicy) -> N
     with torch.no_grad():
         source += 1
     transitions = Batch(*(torch.zeros(3, 1),) * 2, torch.zeros(3), torch.zeros(3, 1), torch.zeros(3, dtype=torch.bool))
-    learning.loss(transitions, update_targets=False)
+    learning.loss(transitions, training=False)
     assert torch.equal(target, before)
-    learning.loss(transitions, update_targets=True)
+    learning.loss(transitions, training=True)
     torch.testing.assert_close(target, 0.95 * before + 0.05 * source.detach())
 
 
 def test_it_finds_the_best_policy_in_random_walks(train: Callable[..., IqlPolicy]) -> None:
-    policy = train()
-    starts = np.linspace(-2, 2, 41)
-
-    def mean_return(act: Callable[[np.ndarray], np.ndarray]) -> float:
-        place, total = starts, np.zeros(len(starts))
-        for _ in range(20):
-            place, reward = step(place, act(place))
-            total += reward
-        return float(total.mean())
-
-    best, recorded = mean_return(best_action), float(EPISODES.returns.mean())
-    found = mean_return(lambda place: policy.act(place[:, None], [])[:, 0])
-    assert found > recorded + 0.8 * (best - recorded)
+    assert mean_return(train().act) > share_of_the_best(0.8)
 
 
 def test_training_is_deterministic_and_resumes(train: Callable[..., IqlPolicy]) -> None:
     expected = train("whole.pt").state_dict()
     with pytest.raises(Killed):
-        train("killed.pt", stop_at=500)
+        train("killed.pt", 500)
     resumed = train("killed.pt").state_dict()
     for name, weight in expected.items():
         assert torch.equal(weight, resumed[name]), name
@@ -186,7 +144,7 @@ def test_a_saved_policy_is_loaded_without_torchrl(policy: IqlPolicy, tmp_path: P
 
 
 def test_without_torchrl_training_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("pipelines.stages.train_iql", "tap.methods.iql"):
+    for name in ("pipelines.stages.train_iql", "tap.methods.iql", "tap.methods.networks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ValueError, match=r"training iql needs tensordict: run `pip install .*\[offline-rl\]"):

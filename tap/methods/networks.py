@@ -1,0 +1,57 @@
+"""Actor, critics and transitions in the form that torchrl's losses take."""
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+from torchrl.modules import MLP, TanhNormal, ValueOperator
+
+from tap.data.windows import Layout
+from tap.methods.actor import SquashedPolicy
+from tap.methods.transitions import Batch
+from tap.settings import NetworkParams
+
+# The scale of the Gaussian: softplus of the network's output, biased so that 0 gives 1, and this at least.
+SCALE_MAPPING, LEAST_SCALE = "biased_softplus_1.0", 0.1
+
+
+def transitions_dict(batch: Batch, action_BA: Tensor) -> TensorDict:
+    """The batch in torchrl's form, with its actions between -1 and 1."""
+    size, terminated_B1 = len(batch.reward_B), batch.terminated_B[:, None]
+    following = {
+        "observation": batch.next_observation_BO,
+        "reward": batch.reward_B[:, None],
+        "done": terminated_B1,
+        "terminated": terminated_B1,
+    }
+    return TensorDict({"observation": batch.observation_BO, "action": action_BA, "next": TensorDict(following, size)}, size)
+
+
+def make_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
+    """The policy's network with its distribution over actions between -1 and 1."""
+    parameters = nn.Sequential(policy.network, NormalParamExtractor(scale_mapping=SCALE_MAPPING, scale_lb=LEAST_SCALE))
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(parameters, in_keys=["observation"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(in_keys=["loc", "scale"], out_keys=["action"], distribution_class=TanhNormal),
+    )
+
+
+def make_q(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
+    """Q of an observation and an action between -1 and 1."""
+    network = _mlp(params, layout.observation_dim + layout.action_dim, device)
+    return ValueOperator(network, in_keys=["observation", "action"], out_keys=["state_action_value"])
+
+
+def make_value(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
+    """V of an observation."""
+    return ValueOperator(_mlp(params, layout.observation_dim, device), in_keys=["observation"])
+
+
+def _mlp(params: NetworkParams, inputs: int, device: torch.device) -> MLP:
+    cells = [params.width] * params.layers
+    return MLP(in_features=inputs, out_features=1, num_cells=cells, activation_class=nn.ReLU, device=device)

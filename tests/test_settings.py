@@ -8,7 +8,7 @@ import yaml
 from conftest import ROOT
 from dvc.utils.serialize import load_yaml
 
-from tap.settings import METHODS, STAGES, Runtime, Scale, load_params, read_params_file, suite_of
+from tap.settings import METHODS, STAGES, Runtime, Scale, load_params, params_section, read_params_file, suite_of
 
 EVERY_SUITE = ["hopper-medium-replay", "ant-medium-v2", "door-human-v0", "antmaze-medium-diverse-v0", "my-robot"]
 
@@ -200,9 +200,11 @@ def test_a_variable_that_is_set_but_empty_counts_as_unset(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("dataset", EVERY_SUITE)
-def test_behaviour_cloning_holds_out_what_tap_holds_out(params_yaml_with: Callable[..., Path], dataset: str) -> None:
-    params = load_params(params_yaml_with(dataset), dataset)
-    assert params.train_bc.fit.held_out == params.train_vqvae.fit.held_out == params.train_prior.fit.held_out
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_every_method_holds_out_what_tap_holds_out(params_yaml_with: Callable[..., Path], dataset: str, scale: Any) -> None:
+    params = load_params(params_yaml_with(dataset, methods=list(METHODS)), dataset, scale=scale)
+    for section in ("train_prior", *map(params_section, METHODS)):
+        assert getattr(params, section).fit.held_out == params.train_vqvae.fit.held_out
 
 
 def test_an_unknown_method_is_refused(params_yaml_with: Callable[..., Path]) -> None:

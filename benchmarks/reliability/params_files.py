@@ -11,7 +11,7 @@ from dvc.utils.serialize import load_yaml
 from hypothesis import strategies as st
 
 from pipelines.stages.params import FOLDER, StageParams
-from tap.settings import STAGES, ParamsFile, suite_of
+from tap.settings import METHODS, STAGES, ParamsFile, params_section, suite_of
 
 FIT = """
     updates: 20
@@ -210,17 +210,19 @@ def disagreement(file: ParamsFile, resolved: Mapping[Path, StageParams], tree: M
     for key in ("datasets", "ablations"):
         if list(getattr(file, key)) != list(tree[key]):
             return f"{key}: {list(tree[key])} are read as {list(getattr(file, key))}"
+    files = {stage: stage for stage in STAGES if stage not in map(params_section, METHODS)}
+    files |= {params_section(method): f"train_{method}" for method in tree["methods"]}
     for dataset, own in tree["datasets"].items():
         own = own or {}
         suite = (own.get("fetch") or {}).get("suite") or suite_of(dataset)
         merged: dict[str, Any] = {}
-        _merge(merged, {stage: tree[stage] for stage in STAGES})
+        _merge(merged, {stage: tree[stage] for stage in files if stage in tree})
         for stage, suites in (tree["scales"].get(tree["scale"]) or {}).items():
             for name in ("all", suite):
                 _merge(merged, {stage: suites.get(name) or {}})
         _merge(merged, own)
-        found = {stage: resolved[FOLDER / dataset / f"{stage}.json"].model_dump()["params"] for stage in STAGES}
-        if different := _different(merged, found, dataset):
+        found = {stage: resolved[FOLDER / dataset / f"{name}.json"].model_dump()["params"] for stage, name in files.items()}
+        if different := _different({stage: merged[stage] for stage in files}, found, dataset):
             return different
     return None
 

@@ -236,6 +236,28 @@ class TrainCqlParams(_TransitionsParams):
     imitating_updates: NonNegativeInt  # the first ones, in which the actor imitates the recorded actions
 
 
+class TrajectoryTransformerParams(Section):
+    """The Trajectory Transformer (Janner et al. 2021), the method "tt"."""
+
+    windows: WindowParams  # its length is what the model can attend to
+    binning: Literal["quantile", "uniform"]
+    bins: Annotated[int, Field(ge=2)]  # of each dimension
+    transformer: TransformerParams
+    action_weight: PositiveFloat  # of an action's dimensions in the loss, against 1 of all others
+    fit: FitParams
+
+
+class TrajectorySearchParams(Section):
+    """The Trajectory Transformer's beam search."""
+
+    horizon: PositiveInt
+    beam_width: PositiveInt
+    expansion_factor: PositiveInt  # actions that are sampled after each plan
+    context: PositiveInt  # past transitions that stay in the window when it is full
+    top_k: PositiveInt | None  # of an action's dimension, sample only the likeliest bins
+    cdf: Fraction  # of an action's dimension, leave out the unlikeliest bins up to this probability in all
+
+
 class TrainCriticParams(Section):
     """An ensemble of MLPs with two hidden layers."""
 

@@ -51,22 +51,30 @@ class Block(nn.Module):
             Dropout(params.dropout),
         )
 
-    def forward(self, x_BTE: Tensor, past_2BHPQ: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(B, T, E) -> (B, T, E), and keys and values of these steps."""
+    def project(self, x_BTE: Tensor) -> Tensor:
+        """Queries, keys and values of steps (B, T, E): (3, B, H, T, Q)."""
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
-        qkv_3BHTQ = qkv.permute(2, 0, 3, 1, 4)
+        return qkv.permute(2, 0, 3, 1, 4)
+
+    def add(self, x_BTE: Tensor, attended_BHTQ: Tensor) -> Tensor:
+        """The block's output (B, T, E) for its input and what the steps' queries have read."""
+        y_BTE = self.attention_out(attended_BHTQ.transpose(1, 2).reshape(x_BTE.shape))
+        x_BTE = x_BTE + self.dropout(y_BTE)
+        return x_BTE + self.mlp(x_BTE)
+
+    def forward(self, x_BTE: Tensor, past_2BHPQ: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, T, E) -> (B, T, E), and keys and values of these steps."""
+        qkv_3BHTQ = self.project(x_BTE)
         query, key, value = qkv_3BHTQ
         new_2BHTQ = qkv_3BHTQ[1:]
         if past_2BHPQ is not None:
             key, value = torch.cat([past_2BHPQ, new_2BHTQ], dim=-2)
         dropout = self.dropout.p if self.training else 0.0
-        y = functional.scaled_dot_product_attention(
+        attended_BHTQ = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=past_2BHPQ is None, dropout_p=dropout
         )
-        y_BTE = self.attention_out(y.transpose(1, 2).reshape(B, T, E))
-        x_BTE = x_BTE + self.dropout(y_BTE)
-        return x_BTE + self.mlp(x_BTE), new_2BHTQ
+        return self.add(x_BTE, attended_BHTQ), new_2BHTQ
 
 
 class Transformer(nn.Module):

@@ -10,9 +10,6 @@ Shapes: B batch, T transitions, X dimensions, D tokens of a transition, K bins, 
 share a row's past, P tokens; N layers, H heads, Q = E / H.
 """
 
-from dataclasses import dataclass
-from typing import Self
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +19,6 @@ from tap.model.transformer import Block, Transformer, initialize
 from tap.settings import TransformerParams
 
 
-@dataclass
 class Cache:
     """Keys and values of the tokens that R * S sequences have in a window, with room for all that may follow.
 
@@ -30,21 +26,37 @@ class Cache:
     of each sequence, then the second of each. So sequences that begin alike read one copy of their beginning.
     """
 
-    keys_values_N2RHPQ: Tensor
-    shared: int
-    siblings: int = 1  # S
-    own: int = 0
-
-    @classmethod
-    def of(cls, keys_values: list[Tensor], room: int) -> Self:
-        """The cache of tokens whose keys and values are (2, R, H, P, Q) in each layer, with room for `room` tokens in a row."""
-        shared = keys_values[0].shape[-2]
-        return cls(functional.pad(torch.stack(keys_values), (0, 0, 0, room - shared)), shared)
+    def __init__(self, params: TransformerParams, rows: int, room: int, device: torch.device) -> None:
+        sizes = params.layers, 2, rows, params.heads, room, params.width // params.heads
+        # The second is what the next selection is written to: fresh memory would cost more than the copy.
+        self.keys_values_N2RHPQ, self._spare = torch.empty(sizes, device=device), torch.empty(sizes, device=device)
+        self.shared, self.own, self.siblings = 0, 0, 1
 
     @property
     def steps(self) -> int:
         """Tokens of each sequence."""
         return self.shared + self.own
+
+    def begin(self, keys_values: list[Tensor], rows_R: Tensor) -> None:
+        """Start from rows `rows_R` of what `TrajectoryModel.read` returns, which may repeat."""
+        self.shared, self.own, self.siblings = keys_values[0].shape[-2], 0, 1
+        for buffer_2RHPQ, keys_values_2BHPQ in zip(self.keys_values_N2RHPQ, keys_values, strict=True):
+            torch.index_select(keys_values_2BHPQ, 1, rows_R, out=buffer_2RHPQ[..., : self.shared, :])
+
+    def branch(self, siblings: int) -> None:
+        """Continue each row by S sequences."""
+        assert self.siblings == 1
+        self.shared, self.own, self.siblings = self.steps, 0, siblings
+
+    def select(self, sequences_R: Tensor) -> None:
+        """Keep the sequences `sequences_R` of R * S, which may repeat, one in each row."""
+        rows_R, end = sequences_R // self.siblings, self.shared + self.own * self.siblings
+        past, kept = self.keys_values_N2RHPQ, self._spare
+        torch.index_select(past[..., : self.shared, :], 2, rows_R, out=kept[..., : self.shared, :])
+        own = past[..., self.shared : end, :].unflatten(-2, (self.own, self.siblings))
+        torch.index_select(own.movedim(-2, 3).flatten(2, 3), 2, sequences_R, out=kept[..., self.shared : self.steps, :])
+        self.keys_values_N2RHPQ, self._spare = kept, past
+        self.shared, self.own, self.siblings = self.steps, 0, 1
 
     def append(self, layer: int, key_RHSQ: Tensor, value_RHSQ: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's key and value of the next token of each sequence, and return those of all tokens of each row."""
@@ -58,22 +70,8 @@ class Cache:
         if self.siblings == 1:
             return None
         device = self.keys_values_N2RHPQ.device
-        other_SS = torch.full((self.siblings, self.siblings), -torch.inf, device=device).fill_diagonal_(0)
-        return functional.pad(other_SS.repeat(1, self.own + 1), (self.shared, 0))
-
-    def branch(self, siblings: int) -> "Cache":
-        """The same past, to be continued by S sequences in each row."""
-        assert self.siblings == 1
-        return Cache(self.keys_values_N2RHPQ, self.steps, siblings)
-
-    def select(self, sequences_R: Tensor) -> "Cache":
-        """The sequences `sequences_R` of R * S, which may repeat, one in each row."""
-        kept_N2RHPQ = self.keys_values_N2RHPQ.index_select(2, sequences_R // self.siblings)
-        if self.own:
-            own = self.keys_values_N2RHPQ[..., self.shared : self.shared + self.own * self.siblings, :]
-            by_sequence = own.unflatten(-2, (self.own, self.siblings)).movedim(-2, 3).flatten(2, 3)
-            kept_N2RHPQ[..., self.shared : self.steps, :] = by_sequence.index_select(2, sequences_R)
-        return Cache(kept_N2RHPQ, self.steps)
+        others_SS = torch.full((self.siblings, self.siblings), -torch.inf, device=device).fill_diagonal_(0)
+        return functional.pad(others_SS.repeat(1, self.own + 1), (self.shared, 0))
 
 
 class TrajectoryModel(nn.Module):
@@ -85,7 +83,7 @@ class TrajectoryModel(nn.Module):
 
     def __init__(self, params: TransformerParams, transition_dim: int, bins: int, length: int) -> None:
         super().__init__()
-        self.transition_dim, self.bins, self.length = transition_dim, bins, length
+        self.params, self.transition_dim, self.bins, self.length = params, transition_dim, bins, length
         self.token_dim = transition_dim - 1
         self.embed = nn.Embedding(self.token_dim * bins, params.width)
         self.transformer = Transformer(params, length * self.token_dim)

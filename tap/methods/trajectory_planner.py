@@ -21,7 +21,7 @@ from tap.methods.trajectory_model import Cache, TrajectoryModel
 from tap.data.windows import Layout
 from tap.settings import TrajectorySearchParams
 
-MAX_ROWS = 512  # kept plans that are extended at once: bounds the memory of their keys and values
+MAX_CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,11 @@ class TrajectoryPlanner:
 
         `past_NPD` are the raw transitions before the states, without return-to-go; fewer than a window's length.
         """
-        N = len(observations_NO)
-        past_NPD = observations_NO.new_empty(N, 0, self.layout.transition_dim - 1) if past_NPD is None else past_NPD
-        batch = max(1, MAX_ROWS // self.params.beam_width)
-        parts = zip(observations_NO.split(batch), self.noise(generators).split(batch), past_NPD.split(batch), strict=True)
-        found = [[field.cpu().numpy() for field in self._solve(*part)] for part in parts]
+        past_NPD = observations_NO.new_empty(len(observations_NO), 0, self.model.token_dim) if past_NPD is None else past_NPD
+        inputs = self.begin(observations_NO, past_NPD), self.noise(generators).to(observations_NO.device)
+        batches = zip(*(each.split(self._batch_size()) for each in inputs), strict=True)  # type: ignore[no-untyped-call]
+        found = [[field.cpu().numpy() for field in self.decode(*self._search(*batch))] for batch in batches]
         return TrajectoryPlan(*(np.concatenate(field) for field in zip(*found, strict=True)))
-
-    def noise(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """All uniform random numbers of a search, one for each action token: (N, H, A, W, S)."""
-        params = self.params
-        shape = params.horizon, self.layout.action_dim, params.beam_width, params.expansion_factor
-        return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
 
     def begin(self, observations_NO: Tensor, past_NPD: Tensor) -> Tensor:
         """The tokens (N, P * D + O) of the past and the state."""
@@ -86,63 +79,88 @@ class TrajectoryPlanner:
         past = self.discretizer.tokens(past_NPD, slice(0, self.layout.return_to_go)).flatten(1)
         return torch.cat([past, self.discretizer.tokens(observations_NO, self.layout.observation)], dim=1)
 
-    def mean(self, hidden: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    def noise(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """All uniform random numbers of a search, one for each action token: (N, H, A, W, S)."""
+        params = self.params
+        shape = params.horizon, self.layout.action_dim, params.beam_width, params.expansion_factor
+        return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
+
+    def estimate(self, hidden: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
         """The likeliest bin (...) of a dimension, and the mean over all of its bins (...)."""
         logits = self.model.logits(hidden, dimension)
         return logits.argmax(dim=-1), logits.softmax(dim=-1) @ self.discretizer.values_XK[dimension]
 
-    def _solve(self, observations_NO: Tensor, noise: Tensor, past_NPD: Tensor) -> tuple[Tensor, ...]:
-        """The fields of TrajectoryPlan."""
-        model, layout, params = self.model, self.layout, self.params
-        N, W, S, D = len(noise), params.beam_width, params.expansion_factor, model.token_dim
-        noise_HARS = noise.to(observations_NO.device).permute(1, 2, 0, 3, 4).flatten(2, 3)
-        room = model.length * D + (S - 1) * (layout.action_dim + 1)
+    def decode(self, tokens_NP: Tensor, estimates_NH2: Tensor, score_N: Tensor) -> tuple[Tensor, ...]:
+        """The fields of TrajectoryPlan, of tokens that end with a plan."""
+        steps_NHD = tokens_NP[:, -self.params.horizon * self.model.token_dim :].unflatten(1, (self.params.horizon, -1))
+        raw_NHD = self.discretizer.decode(steps_NHD, slice(0, self.layout.return_to_go))
+        return raw_NHD[..., self.layout.observation], raw_NHD[..., self.layout.action], *estimates_NH2.unbind(-1), score_N
 
-        state_R = torch.arange(N, device=observations_NO.device).repeat_interleave(W)
-        tokens_NP = self.begin(observations_NO, past_NPD)
-        hidden_NE, keys_values = model.read(tokens_NP)
-        cache = Cache.of(keys_values, room).select(state_R)
-        hidden_RE, tokens_RP = hidden_NE[state_R], tokens_NP[state_R]
-        paid_R = tokens_RP.new_zeros(N * W, dtype=torch.float32)  # discounted rewards of the plan so far
-        estimates_RT2 = paid_R.new_empty(N * W, 0, 2)  # rewards and returns-to-go
+    def _search(self, tokens_NP: Tensor, noise_NHAWS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (N, P), estimates (N, H, 2) and score (N,) of each state's best plan."""
+        N, W, S = len(tokens_NP), self.params.beam_width, self.params.expansion_factor
+        state_R = torch.arange(N, device=tokens_NP.device).repeat_interleave(W)
+        hidden_NE, keys_values = self.model.read(tokens_NP)
+        cache = Cache(self.model.params, N * W, self._room(), tokens_NP.device)
+        cache.begin(keys_values, state_R)
+        tokens_RP, hidden_RE, estimates_RH2 = tokens_NP[state_R], hidden_NE[state_R], hidden_NE.new_empty(N * W, 0, 2)
+        paid_R = hidden_NE.new_zeros(N * W)  # the discounted rewards of each plan
 
-        for step, noise_ARS in enumerate(noise_HARS):
-            # Each plan is continued by S actions, with what they are predicted to earn.
-            cache, hidden_RSE, new = cache.branch(S), hidden_RE[:, None].expand(-1, S, -1), []
-            for dimension, noise_RS in enumerate(noise_ARS, start=layout.observation_dim):
-                logits = model.logits(hidden_RSE, dimension)
-                new.append(sample_bins(logits, noise_RS, params.top_k, params.cdf))
-                hidden_RSE = model.step(new[-1], cache)
-            reward_bin_RS, reward_RS = self.mean(hidden_RSE, layout.reward)
-            new.append(reward_bin_RS)
-            hidden_RSE = model.step(reward_bin_RS, cache)
-            _, return_RS = self.mean(hidden_RSE, layout.return_to_go)
+        for step in range(self.params.horizon):
+            noise_RAS = noise_NHAWS[:, step].transpose(1, 2).flatten(0, 1)
+            bins_CA, hidden_CE, estimate_C2 = self._continuations(hidden_RE, noise_RAS, cache)
+            candidates_NC = torch.arange(N * W * S, device=state_R.device).view(N, W * S)
+            score_NC = paid_R.repeat_interleave(S).view(N, -1) + self.discount**step * estimate_C2[:, 1].view(N, -1)
 
-            # The best of each state's W * S are kept.
-            score_NC = (paid_R[:, None] + self.discount**step * return_RS).view(N, -1)
-            count = W if step + 1 < params.horizon else 1
-            best_NW = score_NC.topk(count).indices
-            best_R = (best_NW + W * S * torch.arange(N, device=best_NW.device)[:, None]).flatten()
-            parent_R = best_R // S
-            tokens_RP = torch.cat([tokens_RP[parent_R], torch.stack(new, dim=-1).flatten(0, 1)[best_R]], dim=1)
-            estimate_R12 = torch.stack([reward_RS, return_RS], dim=-1).flatten(0, 1)[best_R, None]
-            estimates_RT2 = torch.cat([estimates_RT2[parent_R], estimate_R12], dim=1)
-            paid_R = paid_R[parent_R] + self.discount**step * estimate_R12[:, 0, 0]
-            if step + 1 == params.horizon:
-                break
+            kept_NW = score_NC.topk(W if step + 1 < self.params.horizon else 1).indices
+            kept_R = candidates_NC.gather(1, kept_NW).flatten()
+            tokens_RP = torch.cat([tokens_RP[kept_R // S], bins_CA[kept_R]], dim=1)
+            estimates_RH2 = torch.cat([estimates_RH2[kept_R // S], estimate_C2[kept_R, None]], dim=1)
+            paid_R = paid_R[kept_R // S] + self.discount**step * estimate_C2[kept_R, 0]
+            if step + 1 < self.params.horizon:
+                cache.select(kept_R)
+                tokens_RP, hidden_RE = self._next_states(tokens_RP, hidden_CE[kept_R], cache)
+        return tokens_RP, estimates_RH2, score_NC.amax(dim=1)
 
-            # Of each kept plan, the next state. Where the window is full, its last transitions begin a new one.
-            if cache.steps == model.length * D:
-                hidden_RE, keys_values = model.read(tokens_RP[:, -params.context * D :])
-                cache = Cache.of(keys_values, room)
-            else:
-                hidden_RE, cache = hidden_RSE.flatten(0, 1)[best_R], cache.select(best_R)
-            for dimension in range(layout.observation_dim):
-                bin_R = model.logits(hidden_RE, dimension).argmax(dim=-1)
-                tokens_RP = torch.cat([tokens_RP, bin_R[:, None]], dim=1)
-                hidden_RE = model.step(bin_R[:, None], cache)[:, 0]
+    def _continuations(self, hidden_RE: Tensor, noise_RAS: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+        """Each plan continued by each of S sampled actions: C = R * S candidates, in this order.
 
-        plan_NHD = tokens_RP[:, past_NPD.shape[1] * D :].unflatten(1, (-1, D))
-        raw_NHD = self.discretizer.decode(plan_NHD, slice(0, layout.return_to_go))
-        columns = raw_NHD[..., layout.observation], raw_NHD[..., layout.action]
-        return *columns, *estimates_RT2.unbind(-1), score_NC.amax(dim=1)
+        Bins (C, A + 1) of action and reward, the hidden state (C, E) after them, reward and return-to-go (C, 2).
+        """
+        layout, bins = self.layout, []
+        cache.branch(self.params.expansion_factor)
+        hidden_RSE = hidden_RE[:, None].expand(-1, self.params.expansion_factor, -1)
+        for dimension, noise_RS in enumerate(noise_RAS.unbind(1), start=layout.observation_dim):
+            logits_RSK = self.model.logits(hidden_RSE, dimension)
+            bins.append(sample_bins(logits_RSK, noise_RS, self.params.top_k, self.params.cdf))
+            hidden_RSE = self.model.step(bins[-1], cache)
+        reward_bin_RS, reward_RS = self.estimate(hidden_RSE, layout.reward)
+        hidden_RSE = self.model.step(reward_bin_RS, cache)
+        _, return_RS = self.estimate(hidden_RSE, layout.return_to_go)
+        parts = torch.stack([*bins, reward_bin_RS], dim=-1), hidden_RSE, torch.stack([reward_RS, return_RS], dim=-1)
+        bins_CA, hidden_CE, estimate_C2 = (part.flatten(0, 1) for part in parts)
+        return bins_CA, hidden_CE, estimate_C2
+
+    def _next_states(self, tokens_RP: Tensor, hidden_RE: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """The tokens (R, P + O) of plans with their next states, and the hidden state (R, E) after them.
+
+        Where the window is full, its last transitions begin a new one.
+        """
+        if cache.steps == self.model.length * self.model.token_dim:
+            hidden_RE, keys_values = self.model.read(tokens_RP[:, -self.params.context * self.model.token_dim :])
+            cache.begin(keys_values, torch.arange(len(tokens_RP), device=tokens_RP.device))
+        for dimension in range(self.layout.observation_dim):
+            bin_R1 = self.model.logits(hidden_RE, dimension).argmax(dim=-1, keepdim=True)
+            tokens_RP = torch.cat([tokens_RP, bin_R1], dim=1)
+            hidden_RE = self.model.step(bin_R1, cache)[:, 0]
+        return tokens_RP, hidden_RE
+
+    def _room(self) -> int:
+        """Tokens of a row of the cache: a window, and actions and rewards of the siblings."""
+        return self.model.length * self.model.token_dim + (self.params.expansion_factor - 1) * (self.layout.action_dim + 1)
+
+    def _batch_size(self) -> int:
+        """States that are planned for at once: bounds the memory of their caches."""
+        transformer = self.model.params
+        numbers = 4 * transformer.layers * transformer.width * self._room() * self.params.beam_width
+        return max(1, MAX_CACHE_BYTES // (4 * numbers))

@@ -18,13 +18,13 @@ def plan(
 ) -> TrajectoryPlan:
     """What `planner.plan` finds from raw states (N, O), up to rounding."""
     noise = planner.noise(generators).to(observations_NO.device)
-    found = [_plan(planner, observations_NO[n : n + 1], noise[n], past_NPD[n : n + 1]) for n in range(len(noise))]
-    return TrajectoryPlan(*(torch.stack(field).cpu().numpy() for field in zip(*found, strict=True)))
+    begin_NP = planner.begin(observations_NO, past_NPD)
+    found = [planner.decode(*_plan(planner, begin_NP[n : n + 1], noise[n])) for n in range(len(noise))]
+    return TrajectoryPlan(*(torch.cat(field).cpu().numpy() for field in zip(*found, strict=True)))
 
 
-def _plan(planner: TrajectoryPlanner, observation_1O: Tensor, noise_HAWS: Tensor, past_1PD: Tensor) -> tuple[Tensor, ...]:
+def _plan(planner: TrajectoryPlanner, begin_1P: Tensor, noise_HAWS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     model, layout, params = planner.model, planner.layout, planner.params
-    begin_1P = planner.begin(observation_1O, past_1PD)
     first = 0  # token of the window
     tokens_CP, estimates_CT2 = begin_1P.expand(params.beam_width, -1), torch.empty(params.beam_width, 0, 2)
     for step, noise_AWS in enumerate(noise_HAWS):
@@ -34,9 +34,9 @@ def _plan(planner: TrajectoryPlanner, observation_1O: Tensor, noise_HAWS: Tensor
             logits = model.logits(model.read(tokens_CP[:, first:])[0], dimension)
             bins = sample_bins(logits, noise_WS.flatten(), params.top_k, params.cdf)
             tokens_CP = torch.cat([tokens_CP, bins[:, None]], dim=1)
-        reward_bin, reward = planner.mean(model.read(tokens_CP[:, first:])[0], layout.reward)
+        reward_bin, reward = planner.estimate(model.read(tokens_CP[:, first:])[0], layout.reward)
         tokens_CP = torch.cat([tokens_CP, reward_bin[:, None]], dim=1)
-        _, return_to_go = planner.mean(model.read(tokens_CP[:, first:])[0], layout.return_to_go)
+        _, return_to_go = planner.estimate(model.read(tokens_CP[:, first:])[0], layout.return_to_go)
         estimates_CT2 = torch.cat([estimates_CT2, torch.stack([reward, return_to_go], dim=-1)[:, None]], dim=1)
 
         score_C = planner.discount**step * return_to_go
@@ -50,6 +50,4 @@ def _plan(planner: TrajectoryPlanner, observation_1O: Tensor, noise_HAWS: Tensor
             for dimension in range(layout.observation_dim):
                 bins = model.logits(model.read(tokens_CP[:, first:])[0], dimension).argmax(dim=-1)
                 tokens_CP = torch.cat([tokens_CP, bins[:, None]], dim=1)
-    steps_HD = tokens_CP[0, past_1PD.shape[1] * model.token_dim :].unflatten(0, (-1, model.token_dim))
-    raw_HD = planner.discretizer.decode(steps_HD, slice(0, layout.return_to_go))
-    return raw_HD[:, layout.observation], raw_HD[:, layout.action], *estimates_CT2[0].unbind(-1), score_C[0]
+    return tokens_CP, estimates_CT2, score_C

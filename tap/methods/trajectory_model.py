@@ -53,7 +53,8 @@ class Cache:
         rows_R, end = sequences_R // self.siblings, self.shared + self.own * self.siblings
         past, kept = self.keys_values_N2RHPQ, self._spare
         torch.index_select(past[..., : self.shared, :], 2, rows_R, out=kept[..., : self.shared, :])
-        own = past[..., self.shared : end, :].unflatten(-2, (self.own, self.siblings))
+        layers, two, rows, heads, _, size = past.shape
+        own = past[..., self.shared : end, :].reshape(layers, two, rows, heads, self.own, self.siblings, size)
         torch.index_select(own.movedim(-2, 3).flatten(2, 3), 2, sequences_R, out=kept[..., self.shared : self.steps, :])
         self.keys_values_N2RHPQ, self._spare = kept, past
         self.shared, self.own, self.siblings = self.steps, 0, 1

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tap.data.windows import Layout
 from tap.methods.discretizer import Discretizer
 from tap.methods.trajectory_model import Cache, TrajectoryModel
-from tap.data.windows import Layout
 from tap.settings import TrajectorySearchParams
 
 MAX_CACHE_BYTES = 256 << 20
@@ -92,7 +92,8 @@ class TrajectoryPlanner:
 
     def decode(self, tokens_NP: Tensor, estimates_NH2: Tensor, score_N: Tensor) -> tuple[Tensor, ...]:
         """The fields of TrajectoryPlan, of tokens that end with a plan."""
-        steps_NHD = tokens_NP[:, -self.params.horizon * self.model.token_dim :].unflatten(1, (self.params.horizon, -1))
+        horizon, D = self.params.horizon, self.model.token_dim
+        steps_NHD = tokens_NP[:, -horizon * D :].view(-1, horizon, D)
         raw_NHD = self.discretizer.decode(steps_NHD, slice(0, self.layout.return_to_go))
         return raw_NHD[..., self.layout.observation], raw_NHD[..., self.layout.action], *estimates_NH2.unbind(-1), score_N
 

@@ -55,13 +55,15 @@ class Block(nn.Module):
         """Queries, keys and values of steps (B, T, E): (3, B, H, T, Q)."""
         B, T, E = x_BTE.shape
         qkv = self.query_key_value(self.attention_norm(x_BTE)).view(B, T, 3, self.heads, E // self.heads)
-        return qkv.permute(2, 0, 3, 1, 4)
+        qkv_3BHTQ: Tensor = qkv.permute(2, 0, 3, 1, 4)
+        return qkv_3BHTQ
 
     def add(self, x_BTE: Tensor, attended_BHTQ: Tensor) -> Tensor:
         """The block's output (B, T, E) for its input and what the steps' queries have read."""
         y_BTE = self.attention_out(attended_BHTQ.transpose(1, 2).reshape(x_BTE.shape))
         x_BTE = x_BTE + self.dropout(y_BTE)
-        return x_BTE + self.mlp(x_BTE)
+        added_BTE: Tensor = x_BTE + self.mlp(x_BTE)
+        return added_BTE
 
     def forward(self, x_BTE: Tensor, past_2BHPQ: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T, E) -> (B, T, E), and keys and values of these steps."""

@@ -39,7 +39,7 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc", "bc-10", "iql", "cql"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
+Method = Literal["bc", "bc-10", "iql", "cql", "tt"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -236,26 +236,41 @@ class TrainCqlParams(_TransitionsParams):
     imitating_updates: NonNegativeInt  # the first ones, in which the actor imitates the recorded actions
 
 
-class TrajectoryTransformerParams(Section):
-    """The Trajectory Transformer (Janner et al. 2021), the method "tt"."""
-
-    windows: WindowParams  # its length is what the model can attend to
-    binning: Literal["quantile", "uniform"]
-    bins: Annotated[int, Field(ge=2)]  # of each dimension
-    transformer: TransformerParams
-    action_weight: PositiveFloat  # of an action's dimensions in the loss, against 1 of all others
-    fit: FitParams
-
-
 class TrajectorySearchParams(Section):
     """The Trajectory Transformer's beam search."""
 
     horizon: PositiveInt
     beam_width: PositiveInt
     expansion_factor: PositiveInt  # actions that are sampled after each plan
-    context: PositiveInt  # past transitions that stay in the window when it is full
-    top_k: PositiveInt | None  # of an action's dimension, sample only the likeliest bins
-    cdf: Fraction  # of an action's dimension, leave out the unlikeliest bins up to this probability in all
+    context: PositiveInt  # transitions that stay in the window when it is full
+    top_k: PositiveInt | None  # of an action's dimension, only this many of the likeliest bins are sampled; null: all
+    cdf: Fraction  # and none of the unlikeliest bins, whose probabilities add up to less than this
+
+
+class TrainTtParams(Section):
+    """The Trajectory Transformer (Janner et al. 2021)."""
+
+    windows: WindowParams  # the length is what the model can attend to
+    binning: Literal["quantile", "uniform"]
+    bins: Annotated[int, Field(ge=2)]  # of each dimension
+    transformer: TransformerParams
+    action_weight: PositiveFloat  # of an action's dimensions in the loss; of all others 1
+    search: TrajectorySearchParams
+    fit: FitParams
+
+    @model_validator(mode="after")
+    def bins_have_raw_units(self) -> Self:
+        if self.windows.normalize:
+            raise ValueError("windows.normalize has no effect, because bins do not depend on units: set it to false")
+        return self
+
+    @model_validator(mode="after")
+    def context_leaves_room(self) -> Self:
+        if self.search.context >= self.windows.length:
+            raise ValueError(
+                f"search.context {self.search.context} leaves no room for a next step in windows.length {self.windows.length}"
+            )
+        return self
 
 
 class TrainCriticParams(Section):
@@ -317,6 +332,7 @@ class Params(Section):
     train_bc_10: TrainBcParams | None = None
     train_iql: TrainIqlParams | None = None
     train_cql: TrainCqlParams | None = None
+    train_tt: TrainTtParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -396,6 +412,7 @@ class ParamsFile(Section):
     train_bc_10: dict[str, Any] = {}
     train_iql: dict[str, Any] = {}
     train_cql: dict[str, Any] = {}
+    train_tt: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

@@ -49,5 +49,12 @@ CATALOG: dict[Method, MethodInfo] = {
         "CqlPolicy",
         extra="offline-rl",
     ),
+    "tt": MethodInfo(
+        "Trajectory Transformer",
+        "A Transformer that predicts one dimension after another of each transition in the data: each decision is a beam search "
+        "over\nactions, with the states and rewards that it predicts.",
+        "trajectory_transformer",
+        "TrajectoryTransformer",
+    ),
 }
 assert tuple(CATALOG) == METHODS

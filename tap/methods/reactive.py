@@ -30,13 +30,13 @@ class PolicyDescription(Section, Generic[P]):
 
 @dataclass(frozen=True)
 class Action:
-    """An action for each of N states, in the environment's units: a plan of one step."""
+    """The next H actions at each of N states, in the environment's units: of a policy that does not plan, one."""
 
-    actions: np.ndarray  # (N, 1, A)
+    actions: np.ndarray  # (N, H, A)
 
 
 class ReactivePolicy(nn.Module):
-    """An action for each observation, without memory or plan.
+    """An action for each observation, without memory.
 
     A subclass sets `name` and `params_type`, and its `forward` maps observations (B, O) to actions (B, A), both normalised.
     """

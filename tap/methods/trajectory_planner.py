@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tap.data.windows import Layout
 from tap.methods.discretizer import Discretizer
+from tap.methods.reactive import Action
 from tap.methods.trajectory_model import Cache, TrajectoryModel
 from tap.settings import TrajectorySearchParams
 
@@ -25,11 +26,10 @@ MAX_CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class TrajectoryPlan:
+class TrajectoryPlan(Action):
     """A plan for each of N states, in the environment's units."""
 
     observations: np.ndarray  # (N, H, O), the first is the bins' values of the given state
-    actions: np.ndarray  # (N, H, A)
     rewards: np.ndarray  # (N, H)
     returns_to_go: np.ndarray  # (N, H)
     predicted_return: np.ndarray  # (N,), discounted: what the search maximises
@@ -55,8 +55,7 @@ class TrajectoryPlanner:
     def __init__(
         self, model: TrajectoryModel, discretizer: Discretizer, layout: Layout, discount: float, params: TrajectorySearchParams
     ) -> None:
-        if params.context >= model.length:
-            raise ValueError(f"the context of {params.context} transitions leaves no room in windows of {model.length}")
+        assert params.context < model.length
         self.model, self.discretizer, self.layout, self.discount, self.params = model, discretizer, layout, discount, params
 
     @torch.no_grad()
@@ -95,7 +94,7 @@ class TrajectoryPlanner:
         horizon, D = self.params.horizon, self.model.token_dim
         steps_NHD = tokens_NP[:, -horizon * D :].view(-1, horizon, D)
         raw_NHD = self.discretizer.decode(steps_NHD, slice(0, self.layout.return_to_go))
-        return raw_NHD[..., self.layout.observation], raw_NHD[..., self.layout.action], *estimates_NH2.unbind(-1), score_N
+        return raw_NHD[..., self.layout.action], raw_NHD[..., self.layout.observation], *estimates_NH2.unbind(-1), score_N
 
     def _search(self, tokens_NP: Tensor, noise_NHAWS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (N, P), estimates (N, H, 2) and score (N,) of each state's best plan."""

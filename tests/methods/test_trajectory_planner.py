@@ -201,8 +201,3 @@ def test_without_a_second_step_it_takes_what_usually_pays_more(delayed_reward: T
     plan = greedy.plan(torch.zeros(1, 1), generators(1))
     np.testing.assert_array_equal(plan.actions, [[[-1]]])
     np.testing.assert_allclose(plan.predicted_return, 0.6, atol=0.05)
-
-
-def test_a_context_must_leave_room_in_the_window() -> None:
-    with pytest.raises(ValueError, match="the context of 4 transitions leaves no room in windows of 4"):
-        random_planner(context=4)

@@ -10,6 +10,8 @@ import yaml
 
 from tap.data.episodes import Episodes
 from tap.data.windows import Layout, Normalizer, Windows
+from tap.methods.discretizer import Discretizer
+from tap.methods.trajectory_transformer import TrajectoryTransformer
 from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
@@ -47,6 +49,16 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
     critic = Critic(params.train_critic, vqvae).to(device).eval()
     critic.held_out_error = 1.0
     return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic)
+
+
+def random_trajectory_transformer(params: Params, layout: Layout, device: torch.device) -> TrajectoryTransformer:
+    """The same of the method tt."""
+    assert params.train_tt
+    torch.manual_seed(0)
+    rows = np.random.default_rng(0).normal(size=(1000, layout.transition_dim)).astype(np.float32)
+    policy = TrajectoryTransformer(params.train_tt, layout, Normalizer.fit([rows]))
+    policy.discretizer = Discretizer.fit(torch.from_numpy(rows), params.train_tt.bins, params.train_tt.binning)
+    return policy.to(device).eval()
 
 
 def random_observations(count: int, layout: Layout) -> np.ndarray:

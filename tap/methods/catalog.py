@@ -51,8 +51,8 @@ CATALOG: dict[Method, MethodInfo] = {
     ),
     "tt": MethodInfo(
         "Trajectory Transformer",
-        "A Transformer that predicts one dimension after another of each transition in the data: each decision is a beam search "
-        "over\nactions, with the states and rewards that it predicts.",
+        "A Transformer that predicts the dimensions of each transition in the data, one after another. Each decision is a beam "
+        "search over\nactions, with the states and rewards that it predicts.",
         "trajectory_transformer",
         "TrajectoryTransformer",
     ),

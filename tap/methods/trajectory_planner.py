@@ -66,17 +66,19 @@ class TrajectoryPlanner:
 
         `past_NPD` are the raw transitions before the states, without return-to-go; fewer than a window's length.
         """
-        past_NPD = observations_NO.new_empty(len(observations_NO), 0, self.model.token_dim) if past_NPD is None else past_NPD
         inputs = self.begin(observations_NO, past_NPD), self.noise(generators).to(observations_NO.device)
         batches = zip(*(each.split(self._batch_size()) for each in inputs), strict=True)  # type: ignore[no-untyped-call]
         found = [[field.cpu().numpy() for field in self.decode(*self._search(*batch))] for batch in batches]
         return TrajectoryPlan(*(np.concatenate(field) for field in zip(*found, strict=True)))
 
-    def begin(self, observations_NO: Tensor, past_NPD: Tensor) -> Tensor:
+    def begin(self, observations_NO: Tensor, past_NPD: Tensor | None) -> Tensor:
         """The tokens (N, P * D + O) of the past and the state."""
+        state = self.discretizer.tokens(observations_NO, self.layout.observation)
+        if past_NPD is None:
+            return state
         assert past_NPD.shape[1] < self.model.length
-        past = self.discretizer.tokens(past_NPD, slice(0, self.layout.return_to_go)).flatten(1)
-        return torch.cat([past, self.discretizer.tokens(observations_NO, self.layout.observation)], dim=1)
+        past = self.discretizer.tokens(past_NPD, slice(0, self.layout.return_to_go))
+        return torch.cat([past.flatten(1), state], dim=1)
 
     def noise(self, generators: Sequence[torch.Generator]) -> Tensor:
         """All uniform random numbers of a search, one for each action token: (N, H, A, W, S)."""

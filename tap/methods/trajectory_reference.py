@@ -14,7 +14,10 @@ from tap.methods.trajectory_planner import TrajectoryPlan, TrajectoryPlanner, sa
 
 @torch.no_grad()
 def plan(
-    planner: TrajectoryPlanner, observations_NO: Tensor, generators: Sequence[torch.Generator], past_NPD: Tensor
+    planner: TrajectoryPlanner,
+    observations_NO: Tensor,
+    generators: Sequence[torch.Generator],
+    past_NPD: Tensor | None = None,
 ) -> TrajectoryPlan:
     """What `planner.plan` finds from raw states (N, O), up to rounding."""
     noise = planner.noise(generators).to(observations_NO.device)
@@ -26,7 +29,7 @@ def plan(
 def _plan(planner: TrajectoryPlanner, begin_1P: Tensor, noise_HAWS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     model, layout, params = planner.model, planner.layout, planner.params
     first = 0  # token of the window
-    tokens_CP, estimates_CT2 = begin_1P.expand(params.beam_width, -1), torch.empty(params.beam_width, 0, 2)
+    tokens_CP, estimates_CT2 = begin_1P.expand(params.beam_width, -1), noise_HAWS.new_empty(params.beam_width, 0, 2)
     for step, noise_AWS in enumerate(noise_HAWS):
         tokens_CP = tokens_CP.repeat_interleave(params.expansion_factor, dim=0)
         estimates_CT2 = estimates_CT2.repeat_interleave(params.expansion_factor, dim=0)

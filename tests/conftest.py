@@ -67,6 +67,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_bc_10": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_iql": {"network": {"layers": 1, "width": 8}, "fit": fit},
         "train_cql": {"network": {"layers": 1, "width": 8}, "imitating_updates": 12, "fit": fit},
+        "train_tt": {"bins": 8, "transformer": transformer, "search": {"horizon": 3, "beam_width": 4}, "fit": fit},
         "evaluate": {
             "episodes": 2,
             "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},

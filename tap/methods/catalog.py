@@ -52,7 +52,7 @@ CATALOG: dict[Method, MethodInfo] = {
     "tt": MethodInfo(
         "Trajectory Transformer",
         "A Transformer that predicts the dimensions of each transition in the data, one after another. Each decision is a beam "
-        "search over\nactions, with the states and rewards that it predicts.",
+        "search over actions, with the states and rewards that it predicts.",
         "trajectory_transformer",
         "TrajectoryTransformer",
     ),

@@ -39,7 +39,8 @@ from tap.yaml_file import read_mapping
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
-Method = Literal["bc", "bc-10", "iql", "cql", "tt"]  # other than TAP, which is always trained; tap/methods/catalog.py describes them
+# Other than TAP, which is always trained; tap/methods/catalog.py describes them.
+Method = Literal["bc", "bc-10", "iql", "cql", "tt"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow

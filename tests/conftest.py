@@ -67,7 +67,13 @@ def tiny_tree() -> dict[str, Any]:
         "train_bc_10": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_iql": {"network": {"layers": 1, "width": 8}, "fit": fit},
         "train_cql": {"network": {"layers": 1, "width": 8}, "imitating_updates": 12, "fit": fit},
-        "train_tt": {"bins": 8, "transformer": transformer, "search": {"horizon": 3, "beam_width": 4}, "fit": fit},
+        "train_tt": {
+            "windows": {"length": 5},
+            "bins": 8,
+            "transformer": transformer,
+            "fit": fit,
+            "search": {"horizon": 3, "beam_width": 4, "context": 2},
+        },
         "evaluate": {
             "episodes": 2,
             "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},

@@ -136,7 +136,7 @@ def test_wrong_observations_are_refused_and_far_ones_named(policy: TrajectoryTra
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"search": {"context": 5}}, "train_tt: search.context 5 leaves no room for a next step in windows.length 5"),
+        ({"windows": {"length": 3}, "search": {"context": 3}}, "train_tt: search.context 3 leaves no room"),
         ({"windows": {"normalize": True}}, "train_tt: windows.normalize has no effect"),
     ],
 )

@@ -133,7 +133,7 @@ def promote(
     rollback: Annotated[bool, typer.Option("--rollback", help="Move the alias back to the previous champion.")] = False,
     history: Annotated[bool, typer.Option("--history", help="Only list the decisions so far.")] = False,
 ) -> None:
-    """Make the best policy champion, if its recipe beats the current champion's over seeds and episodes.
+    """Make the best policy, of whichever method, champion if its recipe beats the current champion's over seeds and episodes.
 
     Example: `tap promote hopper-medium-replay --rollback`
     """
@@ -159,10 +159,12 @@ def models() -> None:
 
     if not (rows := promotion.models()):
         raise ValueError("no policy is registered yet: `tap run` trains and registers one")
-    table = Table("model", "version", "alias", "data", "seed", "score", "latency", "reason", box=box.SIMPLE_HEAD)
+    table = Table("model", "version", "alias", "method", "data", "seed", "score", "latency", "reason", box=box.SIMPLE_HEAD)
     for row in rows:
         score, latency = str(row.score or ""), "" if row.latency_ms is None else f"{row.latency_ms:.0f} ms"
-        table.add_row(row.name, row.version, ", ".join(row.aliases), row.source, row.seed, score, latency, row.reason)
+        table.add_row(
+            row.name, row.version, ", ".join(row.aliases), row.method, row.source, row.seed, score, latency, row.reason
+        )
     show(table)
 
 

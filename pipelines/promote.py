@@ -1,13 +1,14 @@
 """Promotion: each evaluated policy is a version of its family's registered model; the alias `champion` marks the one to serve.
 
-A version is the policy of one training seed. Versions of one *recipe* (params, data, simulator, protocol; the tag `recipe`)
-that differ in the training seed are the evidence about that recipe.
+A version is the policy of one method and training seed. Versions of one *recipe* (method, params, data, simulator, protocol; the
+tag `recipe`) that differ in the training seed are the evidence about that recipe.
 
 A version's tags can be edited by whoever may write to the registry. So they count only if they are what was measured: those of
-the current recipe are compared with the metrics files in this folder, which DVC keeps, and those of other versions with the
+the current recipes are compared with the metrics files in this folder, which DVC keeps, and those of other versions with the
 record in their runs. The files of the model must be those that the evaluation logged.
 
-`promote` makes the best seed of a dataset's current recipe the challenger. The challenger becomes champion if
+Each method of params.yaml has a current recipe. `promote` makes the best seed of the one with the highest mean score the
+challenger. The challenger becomes champion if
 
 - there is no champion yet,
 - or the bootstrap interval, over seeds and episodes (tap/evaluation/bootstrap.py), of its recipe's mean score less that of the
@@ -22,7 +23,7 @@ and added to the history of the registered model.
 import getpass
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from tap.tracking.registry import METRICS, MODEL_DIGEST, PREFIX, Registry, Versi
 DATA = Path("data")
 CHAMPION, CHALLENGER = "champion", "challenger"
 # Scores of two versions are comparable only if these are equal.
-PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "protocol", "score_metric")
+PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "score_metric")
 EVIDENCE = (*PROTOCOL, "recipe", "seed", "scores")
 FIELDS = {"dataset_digest": "digest"}  # of an Evaluation, where the tag has another name
 TOLERANCE = 1e-3  # of an action: larger than rounding on another machine, smaller than the difference to another plan
@@ -79,40 +80,47 @@ class ModelRow:
     aliases: list[str]
     score: Estimate | None  # ± over episodes
     latency_ms: float | None
+    method: str
     seed: str
     source: str
     reason: str  # of the last decision
 
 
 def promote(dataset: str, params_path: Path) -> Decision:
-    """Make the best seed of a dataset's evaluations the challenger, and champion if the evidence supports it.
+    """Make the best policy of a dataset, of whichever method, the challenger, and champion if the evidence supports it.
 
-    Raises ValueError if a seed of params.yaml is not evaluated or not registered, or if seeds differ in recipe or protocol.
+    Raises ValueError if a method or a seed of params.yaml is not evaluated or not registered, if seeds of a method differ in
+    recipe or methods in protocol.
     """
     name = model_name(dataset)
     with open_registry(Runtime().tracking_uri) as registry:
-        evaluated = _evaluated(registry, name, dataset, params_path)
+        recipes = _evaluated(registry, name, dataset, params_path)
         champion = registry.alias(name, CHAMPION)
         before = champion.version if champion else None
+        evaluated = {path: version for recipe in recipes for path, version in recipe.items()}
         for path, version in evaluated.items():
             if wrong := _missing_evidence(version) or _contradiction(version, Evaluation.read(path), f"{path}"):
-                remedy = f"`dvc repro --force -s evaluate@{path.stem}` registers a new version"
+                remedy = f"`dvc repro --force -s {_instance(path)}` registers a new version"
                 return _refuse(registry, version, f"{wrong}: {remedy}", before)
-        _check_alike(evaluated)
-        best = max(evaluated.values(), key=lambda version: float(_scores(version).mean()))
+        _check_alike(evaluated, PROTOCOL)
+        for recipe in recipes:
+            _check_alike(recipe, ("recipe",))
+        versions = max(([*recipe.values()] for recipe in recipes), key=lambda some: float(_scores(*some).mean()))
+        best = max(versions, key=lambda version: float(_scores(version).mean()))
         if best.version == before:
             return Decision(name, best.version, "already champion", "no other evaluation is better", before)
         if best.tags.get("promotion") == "rolled back":
-            remedy = f"`dvc repro --force -s evaluate@{dataset}-{best.tags['seed']}` registers a new version"
+            (path,) = (path for path, version in evaluated.items() if version is best)
+            remedy = f"`dvc repro --force -s {_instance(path)}` registers a new version"
             return _refuse(registry, best, f"it was rolled back; {remedy}", before)
         registry.set_alias(best, CHALLENGER)
-        comparison = _compare(registry, [*evaluated.values()], best, champion)
+        comparison = _compare(registry, versions, best, champion)
         if not comparison.passed:
             return _refuse(registry, best, comparison.reason, before, comparison.difference)
         if failure := _load_test_failure(registry, best):
             return _refuse(registry, best, failure, before, comparison.difference)
         decision = Decision(name, best.version, "promoted", comparison.reason, before, comparison.difference)
-        registry.describe(best, with_promotion(best.description, decision.reason, _seed_scores(evaluated.values())))
+        registry.describe(best, with_promotion(best.description, decision.reason, _seed_scores(versions)))
         _set_champion(registry, best, decision, previous_champion=before or "none")
         return decision
 
@@ -158,31 +166,47 @@ def _row(version: Version, aliases: list[str]) -> ModelRow:
         aliases=aliases,
         score=None if _missing_evidence(version) else Estimate.of(_scores(version)[0]),
         latency_ms=float(tags["latency_ms"]) if "latency_ms" in tags else None,
+        method=tags.get("method", "tap"),  # versions of early releases, all TAP's, have no such tag
         seed=tags.get("seed", ""),
         source=SOURCES.get(tags.get("source", ""), ""),
         reason=tags.get("promotion_reason", ""),
     )
 
 
-def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -> dict[Path, Version]:
-    """The registered version of each seed of params.yaml, by its metrics file."""
+def _evaluated(registry: Registry, name: str, dataset: str, params_path: Path) -> list[dict[Path, Version]]:
+    """For each method of params.yaml, the registered version of each of its seeds, by its metrics file."""
     load_params(params_path, dataset)  # raises ValueError if the dataset is not listed
-    found = {}
-    for seed in read_params_file(params_path).seeds:
-        path = metrics_path(DATA, "evaluate", instance_key(dataset, seed))
-        if not path.exists():
-            raise ValueError(f"{path} does not exist, but promotion compares all seeds of {params_path.name}: run `dvc repro`")
-        run_id = Evaluation.read(path).runs["evaluate"]
-        assert run_id is not None, path
-        version = registry.version_of_run(name, run_id)
-        if version is None:
-            store = redact_credentials(Runtime().tracking_uri)
-            raise ValueError(
-                f"{path}: run {run_id} has no version of {name} at {store}: if MLflow was down, run `tap sync` on the machine "
-                f"of the evaluation; else `dvc repro --force -s evaluate@{path.stem}`"
-            )
-        found[path] = version
-    return found
+    file = read_params_file(params_path)
+    keys = [instance_key(dataset, seed) for seed in file.seeds]
+    of_tap = {metrics_path(DATA, "evaluate", key): "evaluate" for key in keys}
+    others = [{metrics_path(DATA, "methods", f"{key}-{method}"): "methods" for key in keys} for method in file.methods]
+    return [
+        {path: _version(registry, name, path, stage, params_path) for path, stage in paths.items()}
+        for paths in (of_tap, *others)
+    ]
+
+
+def _version(registry: Registry, name: str, path: Path, stage: str, params_path: Path) -> Version:
+    """The version of the evaluation in a metrics file, which `stage` has written."""
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist, but promotion compares all methods and seeds of {params_path.name}: run `dvc repro`"
+        )
+    run_id = Evaluation.read(path).runs[stage]
+    assert run_id is not None, path
+    version = registry.version_of_run(name, run_id)
+    if version is None:
+        store = redact_credentials(Runtime().tracking_uri)
+        raise ValueError(
+            f"{path}: run {run_id} has no version of {name} at {store}: if MLflow was down, run `tap sync` on the machine "
+            f"of the evaluation; else `dvc repro --force -s {_instance(path)}`"
+        )
+    return version
+
+
+def _instance(path: Path) -> str:
+    """The stage, with the item of its matrix, that wrote a metrics file."""
+    return f"{path.parent.name}@{path.stem}"
 
 
 def _missing_evidence(version: Version) -> str | None:
@@ -217,15 +241,14 @@ def _unfounded(registry: Registry, version: Version) -> str | None:
     return _contradiction(version, registry.evaluation(version), f"record of its evaluation ({METRICS} of its run)")
 
 
-def _check_alike(evaluated: dict[Path, Version]) -> None:
+def _check_alike(evaluated: dict[Path, Version], keys: Sequence[str]) -> None:
     (first, version), *others = evaluated.items()
     for path, other in others:
-        for key in (*PROTOCOL, "recipe"):
+        for key in keys:
             if other.tags[key] != version.tags[key]:
-                stages = f"evaluate@{first.stem} evaluate@{path.stem}"
                 raise ValueError(
                     f"{first} and {path} differ in {key}, so their scores are not comparable: run `dvc repro`, and if nothing "
-                    f"is stale `dvc repro --force -s {stages}`"
+                    f"is stale `dvc repro --force -s {_instance(first)} {_instance(path)}`"
                 )
 
 

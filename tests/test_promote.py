@@ -58,22 +58,27 @@ class Project:
     def name(self) -> str:
         return f"tap-{self.dataset}"
 
-    def evaluate(self, seed: int, scores: float | Sequence[float], policy: int, **tags: Any) -> None:
-        """What the stage `evaluate` leaves behind: metrics, and a version of a logged policy; a mean stands for two scores."""
+    def evaluate(self, seed: int, scores: float | Sequence[float], policy: int, method: str | None = None, **tags: Any) -> None:
+        """What the stage `evaluate`, or that of another method, leaves behind: metrics, and a version of a logged policy.
+
+        A mean stands for two scores.
+        """
+        stage, key = ("methods", f"{self.dataset}-{seed}-{method}") if method else ("evaluate", f"{self.dataset}-{seed}")
         run_id, model_uri, digest = self.logged[policy]
         scores = [scores - 1, scores + 1] if isinstance(scores, int | float) else list(scores)
         facts = {"environment": "Hopper-v4", "simulator": "mujoco 4.0.0", "episodes": len(scores), "environment_seed": 1000}
         facts |= {"protocol": "every step", "dataset_digest": "abc", "score_metric": "normalized_score", "source": "bundled"}
         facts |= {"seed": seed, "scores": scores, "recipe": "first", "model_digest": digest}
         measured = {"digest" if key == "dataset_digest" else key: value for key, value in (facts | tags).items()}
-        measured |= {"scores": [score if math.isfinite(score) else 0.0 for score in scores], "runs": {"evaluate": run_id}}
+        measured |= {"scores": [score if math.isfinite(score) else 0.0 for score in scores], "runs": {stage: run_id}}
         of_policy = {key: measured.pop(key) for key in ("latency_budget_ms", "example_actions") if key in measured}
         result = evaluation(**measured)
-        result.write(Path(f"data/metrics/evaluate/{self.dataset}-{seed}.json"))
+        result.write(Path(f"data/metrics/{stage}/{key}.json"))
         (stored,) = self.client.search_runs(["1"], f"tags.run_key = '{run_id}'")
         self.client.log_text(stored.info.run_id, json.dumps(result.as_json()), "metrics.json")
         facts |= {"latency_ms": 3.4, "latency_budget_ms": 60_000, "example_actions": json.dumps(self.example_actions.tolist())}
-        texts = {key: str(value) for key, value in (facts | tags | of_policy | {"run_key": run_id}).items()}
+        named = {"run_key": run_id} | ({"method": method} if method else {})
+        texts = {key: str(value) for key, value in (facts | tags | of_policy | named).items()}
         version = mlflow.register_model(model_uri, self.name, tags=texts | {"scores": json.dumps(scores)})
         self.client.update_model_version(self.name, version.version, "# A card\n")
 
@@ -122,14 +127,14 @@ def project(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     client = connect(store)
-    while len(logged) < 5:
+    while len(logged) < 6:
         logged.append(log(client, tiny_policy_folder))
     seeds = [int(np.random.SeedSequence([0, row]).generate_state(1, np.uint64)[0]) for row in range(len(EXAMPLE))]
     actions = tiny_policy.act(EXAMPLE, [torch.Generator().manual_seed(seed) for seed in seeds])
     dataset = (
         "hopper-" + re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[-80:]
     )  # params.yaml takes 100
-    return Project(dataset, params_yaml_with(dataset, "hopper-other", seeds=[0]), client, logged, actions)
+    return Project(dataset, params_yaml_with(dataset, "hopper-other", seeds=[0], methods=[]), client, logged, actions)
 
 
 def test_a_family_is_a_dataset_id_without_its_release() -> None:
@@ -234,11 +239,43 @@ def test_seeds_of_different_recipes_or_protocols_are_not_comparable(project: Pro
     assert project.aliases() == {}
 
 
+def test_the_champion_is_of_the_method_with_the_best_recipe(project: Project) -> None:
+    """Behaviour cloning wins by its mean over seeds, although TAP's seed 1 is the best policy alone."""
+    project.recipe("plans", [10.0, 70.0], policies=[0, 1])
+    content = yaml.safe_load(project.params.read_text())
+    project.params.write_text(yaml.safe_dump(content | {"methods": ["bc", "iql"]}))
+    for seed, (cloned, valued) in enumerate([(50.0, 1.0), (60.0, 2.0)]):
+        project.evaluate(seed, cloned, policy=2 + seed, method="bc", recipe="imitates")
+        project.evaluate(seed, valued, policy=4 + seed, method="iql", recipe="values")
+    decision = project.promote()
+    assert decision.outcome == "promoted"
+    assert (project.tags(decision.version)["method"], project.tags(decision.version)["seed"]) == ("bc", "1")
+    assert {row.method for row in models() if row.name == project.name} == {"tap", "bc", "iql"}
+    assert project.promote().outcome == "already champion"
+
+    project.recipe("better plans", [90.0, 92.0], policies=[0, 1])
+    decision = project.promote()
+    assert decision.outcome == "promoted" and "method" not in project.tags(decision.version)
+    assert "91 (2 seeds x 2 episodes) against 55 (2 seeds x 2 episodes)" in decision.reason
+
+
+def test_every_method_of_params_yaml_must_be_evaluated_under_one_protocol(project: Project) -> None:
+    project.recipe("plans", [10.0], policies=[0])
+    content = yaml.safe_load(project.params.read_text())
+    project.params.write_text(yaml.safe_dump(content | {"methods": ["bc"]}))
+    with pytest.raises(ValueError, match=r"metrics/methods/.*-0-bc\.json does not exist.*all methods.*dvc repro"):
+        project.promote()
+    project.evaluate(0, 50.0, policy=1, method="bc", recipe="imitates", environment_seed=7)
+    with pytest.raises(ValueError, match=r"differ in environment_seed.*evaluate@.*-0 methods@.*-0-bc"):
+        project.promote()
+    assert project.aliases() == {}
+
+
 def test_every_seed_of_params_yaml_must_be_evaluated(project: Project) -> None:
     project.recipe("first", [50.0, 60.0], policies=[0, 1])
     Path(f"data/metrics/evaluate/{project.dataset}-0.json").unlink()
     with pytest.raises(
-        ValueError, match=r"-0\.json does not exist, but promotion compares all seeds of params.yaml.*dvc repro"
+        ValueError, match=r"-0\.json does not exist, but promotion compares all methods and seeds of params.yaml.*dvc repro"
     ):
         project.promote()
     assert project.aliases() == {}

@@ -111,7 +111,18 @@ def register(
         example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
         model_digest = log_policy(run, Path(folder) / "policy", example_observations, policy.action_dim)
     git_dirty = tracking.git_state()[1]
-    same = ("dataset", "source", "scale", "seed", "environment", "simulator", "episodes", "environment_seed", "protocol")
+    same = (
+        "method",
+        "dataset",
+        "source",
+        "scale",
+        "seed",
+        "environment",
+        "simulator",
+        "episodes",
+        "environment_seed",
+        "protocol",
+    )
     tags = {key: getattr(evaluation, key) for key in (*same, "score_metric", "recipe", "git_commit")}
     tags |= {f"run_{stage}": run_id for stage, run_id in evaluation.runs.items()}
     facts = {key: validation.as_json()[key] for key in ("transitions", "episodes", "return", "warnings")}

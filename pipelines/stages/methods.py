@@ -59,7 +59,7 @@ def run(dataset: Dataset, seed: Seed, method: Method) -> None:
             method=method,
         )
         states, budget = np.array(episodes.observations[:2]), params.latency_budget_ms
-        evaluation = register(tracked, f"{model_name(dataset)}-{method}", policy, states, evaluation, validation, budget)
+        evaluation = register(tracked, model_name(dataset), policy, states, evaluation, validation, budget)
         log(tracked, evaluation)
         evaluation.write(metrics_path(DATA, "methods", name))
 

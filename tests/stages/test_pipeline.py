@@ -98,7 +98,7 @@ def test_all_methods_train_on_the_same_episodes(reproduced: Path) -> None:
     assert not np.allclose(cloned["mean"][:11], everything, atol=1e-3)
 
 
-def test_behaviour_cloning_is_tracked_and_registered_as_its_own_model(reproduced: Path) -> None:
+def test_behaviour_cloning_is_tracked_and_registered_beside_tap(reproduced: Path) -> None:
     (evaluation,) = tracked_runs(reproduced, "tags.dvc_stage = 'methods@my-hopper-3-bc'")
     (cloned,) = metrics(reproduced, "methods").values()
     assert evaluation.data.metrics["normalized_score"] == pytest.approx(cloned["normalized_score"])
@@ -108,8 +108,9 @@ def test_behaviour_cloning_is_tracked_and_registered_as_its_own_model(reproduced
     assert training.data.tags["method"] == evaluation.data.tags["method"] == "bc"
     script = (
         "import json, mlflow, numpy as np;"
-        "(version,) = mlflow.MlflowClient().search_model_versions(\"name = 'tap-my-hopper-bc'\");"
-        "model = mlflow.pyfunc.load_model('models:/tap-my-hopper-bc/1', model_config={'device': 'cpu'});"
+        "(version,) = mlflow.MlflowClient().search_model_versions(\"name = 'tap-my-hopper' and tags.method = 'bc'\");"
+        "uri = f'models:/tap-my-hopper/{version.version}';"
+        "model = mlflow.pyfunc.load_model(uri, model_config={'device': 'cpu'});"
         "print(json.dumps([version.tags, model.predict(np.asarray(model.input_example)).tolist()]))"
     )
     tags, actions = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
@@ -182,16 +183,20 @@ def test_runs_carry_what_is_compared(reproduced: Path) -> None:
 def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
     script = (
         "import mlflow, json; client = mlflow.MlflowClient();"
-        "print(json.dumps([(v.tags, v.description) for v in client.search_model_versions(\"name = 'tap-my-hopper'\")]))"
+        "found = client.search_model_versions(\"name = 'tap-my-hopper'\");"
+        "print(json.dumps([(v.tags, v.description, v.version) for v in found]))"
     )
-    ((tags, card),) = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    registered = json.loads(run(reproduced, sys.executable, "-c", script).stdout.splitlines()[-1])
+    ((tags, card, _),) = (each for each in registered if each[0]["method"] == "tap")
     result = metrics(reproduced)["my-hopper-3.json"]
     assert tags["seed"] == "3" and tags["recipe"] == result["recipe"] and tags["latency_budget_ms"] == "200.0"
     assert json.loads(tags["returns"]) == result["returns"] and json.loads(tags["scores"]) == pytest.approx(result["returns"])
     assert json.loads(tags["validation"])["episodes"] == len(EPISODE_LENGTHS)
     assert card.startswith("# TAP policy for my-hopper, training seed 3\n") and result["digest"] in card
     promoted = run(reproduced, sys.executable, "-m", "pipelines.cli", "promote", "my-hopper").stdout
-    assert "tap-my-hopper version 1: promoted (there was no champion)" in promoted  # so it acts as when it was registered
+    _, _, best = max(registered, key=lambda each: float(each[0]["score"]))
+    # So it acts as when it was registered.
+    assert f"tap-my-hopper version {best}: promoted (there was no champion)" in promoted
 
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:

@@ -46,7 +46,7 @@ CLONED = cloned_json(
 
 def test_a_card_of_behaviour_cloning_claims_no_plans() -> None:
     text = model_card(
-        "tap-hopper-medium-replay-bc", Evaluation.model_validate(CLONED), ValidationReport.model_validate(VALIDATION),
+        "tap-hopper-medium-replay", Evaluation.model_validate(CLONED), ValidationReport.model_validate(VALIDATION),
         latency_budget_ms=200.0, git_dirty=False,
     )  # fmt: skip
     assert text.startswith("# Behaviour cloning policy for hopper-medium-replay, training seed 7\n")

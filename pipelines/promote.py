@@ -1,7 +1,7 @@
 """Promotion: each evaluated policy is a version of its family's registered model; the alias `champion` marks the one to serve.
 
-A version is the policy of one method and training seed. Versions of one *recipe* (method, params, data, simulator, protocol; the
-tag `recipe`) that differ in the training seed are the evidence about that recipe.
+A version is the policy of one method and training seed. Versions of one *recipe* (method, params, data, simulator, protocol;
+the tag `recipe`) that differ in the training seed are the evidence about that recipe.
 
 A version's tags can be edited by whoever may write to the registry. So they count only if they are what was measured: those of
 the current recipes are compared with the metrics files in this folder, which DVC keeps, and those of other versions with the

@@ -170,7 +170,7 @@ class TrainingMetrics(Record):
     return_to_go: Absent[float] = None
     end: Absent[float] = None
     commitment: Absent[float] = None
-    actor_loss: Absent[float] = None  # of IQL and CQL, as the next four
+    actor_loss: Absent[float] = None  # of methods with critics, as the next four
     q_loss: Absent[float] = None
     value_loss: Absent[float] = None
     penalty: Absent[float] = None

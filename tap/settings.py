@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -40,7 +41,7 @@ Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
-Method = Literal["bc", "bc-10", "iql", "cql", "tt"]
+Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -205,6 +206,16 @@ class RewardParams(Section):
     return_range: PositiveFloat | None  # the scale is such that the returns of the data's episodes span this; null: it is 1
 
 
+def _drawn_alike(fit: FitParams) -> FitParams:
+    if fit.effective_share != 1:
+        raise ValueError("effective_share must be 1: values are learned from all transitions alike")
+    return fit
+
+
+TransitionsFit = Annotated[FitParams, AfterValidator(_drawn_alike)]
+Expectile = Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
+
+
 class _TransitionsParams(Section):
     """A method that learns values from transitions."""
 
@@ -212,20 +223,13 @@ class _TransitionsParams(Section):
     rewards: RewardParams
     discount: Fraction
     target_rate: Probability  # share of the way that target networks move at each update
-    fit: FitParams
-
-    @field_validator("fit")
-    @classmethod
-    def transitions_are_drawn_alike(cls, fit: FitParams) -> FitParams:
-        if fit.effective_share != 1:
-            raise ValueError("effective_share must be 1: values are learned from all transitions alike")
-        return fit
+    fit: TransitionsFit
 
 
 class TrainIqlParams(_TransitionsParams):
     """Implicit Q-learning: actor, two Q networks, V."""
 
-    expectile: Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
+    expectile: Expectile
     temperature: PositiveFloat  # the inverse one: the larger, the more the actor prefers actions of high advantage
 
 
@@ -270,6 +274,30 @@ class TrainTtParams(Section):
         if self.search.context >= self.windows.length:
             raise ValueError(
                 f"search.context {self.search.context} leaves no room for a next step in windows.length {self.windows.length}"
+            )
+        return self
+
+
+class CriticParams(Section):
+    """The critics of implicit Q-learning without its actor: two Q networks, V."""
+
+    network: NetworkParams  # of each
+    return_range: PositiveFloat | None  # rewards are scaled such that the returns of the data's episodes span this; null: not
+    expectile: Expectile
+    target_rate: Probability
+    fit: TransitionsFit
+
+
+class TrainTtQParams(TrainTtParams):
+    """The Trajectory Transformer with a critic, which learns from the rewards of `windows` with their discount."""
+
+    critic: CriticParams
+
+    @model_validator(mode="after")
+    def episodes_are_held_out_together(self) -> Self:
+        if self.critic.fit.held_out != self.fit.held_out:
+            raise ValueError(
+                f"critic.fit.held_out {self.critic.fit.held_out} is not fit.held_out {self.fit.held_out}: set both to one value"
             )
         return self
 
@@ -334,6 +362,7 @@ class Params(Section):
     train_iql: TrainIqlParams | None = None
     train_cql: TrainCqlParams | None = None
     train_tt: TrainTtParams | None = None
+    train_tt_q: TrainTtQParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -414,6 +443,7 @@ class ParamsFile(Section):
     train_iql: dict[str, Any] = {}
     train_cql: dict[str, Any] = {}
     train_tt: dict[str, Any] = {}
+    train_tt_q: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

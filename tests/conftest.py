@@ -59,6 +59,13 @@ def tiny_tree() -> dict[str, Any]:
     """Overrides that make a model which trains in a second: windows of 6 steps, codes of 3, 8 codes."""
     transformer = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1}
     fit = {"updates": 20, "batch_size": 16, "warmup_updates": 0, "log_every": 5, "checkpoint_every": 10}
+    trajectories = {
+        "windows": {"length": 5},
+        "bins": 8,
+        "transformer": transformer,
+        "fit": fit,
+        "search": {"horizon": 3, "beam_width": 4, "context": 2},
+    }
     return {
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
@@ -67,13 +74,8 @@ def tiny_tree() -> dict[str, Any]:
         "train_bc_10": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_iql": {"network": {"layers": 1, "width": 8}, "fit": fit},
         "train_cql": {"network": {"layers": 1, "width": 8}, "imitating_updates": 12, "fit": fit},
-        "train_tt": {
-            "windows": {"length": 5},
-            "bins": 8,
-            "transformer": transformer,
-            "fit": fit,
-            "search": {"horizon": 3, "beam_width": 4, "context": 2},
-        },
+        "train_tt": trajectories,
+        "train_tt_q": trajectories | {"critic": {"network": {"layers": 1, "width": 8}, "fit": fit}},
         "evaluate": {
             "episodes": 2,
             "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},

@@ -25,7 +25,7 @@ from tap.model.transformer import compile_blocks
 from tap.results import TrainingMetrics, ValidationReport, instance_key, lineage_path, metrics_path, weights_folder
 from tap.settings import FitParams, Runtime
 from tap.tracking import run as tracking
-from tap.training import LossFunction, checkpoint_folder, fit
+from tap.training import History, LossFunction, Values, checkpoint_folder, fit
 
 DATA = Path("data")
 SPEED = "updates_per_second"  # depends on the machine, so it is not part of the results
@@ -61,6 +61,7 @@ class Job:
     run: tracking.Run | None  # in the first process, which tracks for all
     checkpoint: Path
     digest: str
+    minutes: float | None = 0.0  # of all models that it has trained; None if unknown
 
     def fit(
         self,
@@ -78,24 +79,11 @@ class Job:
         is called before `save`, in the first process only. `sample` draws what `loss` gets; by default the first rows of
         windows, by the return of their episodes.
         """
-        if self.device.type == "cuda":
-            compile_blocks(model)
         if self.run and not num_held_out:
             why = "fit.held_out is 0" if self.params.held_out == 0 else "the dataset has one"
             print(f"{self.stage} {self.key}: no episode is held out ({why}), so there is no held-out loss", flush=True)
-        history = fit(
-            model,
-            loss,
-            self.params,
-            sample=sample or by_return(self.training, self.params.effective_share),
-            num_held_out=num_held_out,
-            seed=self.seed,
-            device=self.device,
-            checkpoint=self.checkpoint,
-            log=self.run.log_metrics if self.run else lambda update, values: None,
-            description=f"{self.stage} {self.key}",
-            refit=refit,
-        )
+        sample = sample or by_return(self.training, self.params.effective_share)
+        history = self.train(model, loss, self.params, num_held_out, sample, refit)
         if self.run is None:
             return
         curves = [{"step": step} | {key: value for key, value in values.items() if key != SPEED} for step, values in history]
@@ -105,10 +93,47 @@ class Job:
         self.run.log_metrics(self.params.updates, measured)
         final = curves[-1] | measured | {"parameters": parameters}
         TrainingMetrics.model_validate(final).write(metrics_path(DATA, self.stage, self.key))
-        speed = history[-1][1][SPEED]  # 0 if all updates were made before a resume
-        minutes = self.params.updates / speed / 60 if speed else None
-        tracking.lineage(self.stage, self.run, self.digest, minutes).write(lineage_path(self.stage, self.key))
+        tracking.lineage(self.stage, self.run, self.digest, self.minutes).write(lineage_path(self.stage, self.key))
         save(weights_folder(self.stage, self.key))
+
+    def train(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        params: FitParams,
+        num_held_out: int,
+        sample: Callable[[int, torch.Generator], Tensor],
+        refit: Callable[[], None] = lambda: None,
+        part: str | None = None,
+    ) -> History:
+        """Train `model`, and add to `minutes`; returns what `tap.training.fit` does.
+
+        `part` names a model that the job trains before its own: its checkpoint, and what is logged of it.
+        """
+        if self.device.type == "cuda":
+            compile_blocks(model)
+        prefix = f"{part}_" if part else ""
+
+        def log(update: int, values: Values) -> None:
+            if self.run:
+                self.run.log_metrics(update, {prefix + name: value for name, value in values.items()})
+
+        history = fit(
+            model,
+            loss,
+            params,
+            sample=sample,
+            num_held_out=num_held_out,
+            seed=self.seed,
+            device=self.device,
+            checkpoint=self.checkpoint.with_name(f"{part}.pt") if part else self.checkpoint,
+            log=log,
+            description=f"{self.stage} {self.key} {part or ''}".rstrip(),
+            refit=refit,
+        )
+        speed = history[-1][1][SPEED]  # 0 if all updates were made before a resume
+        self.minutes = self.minutes + params.updates / speed / 60 if speed and self.minutes is not None else None
+        return history
 
 
 def launch(run: Callable[..., None]) -> None:

@@ -56,5 +56,13 @@ CATALOG: dict[Method, MethodInfo] = {
         "trajectory_transformer",
         "TrajectoryTransformer",
     ),
+    "tt-q": MethodInfo(
+        "Trajectory Transformer (+Q)",
+        "A Transformer that predicts the dimensions of each transition in the data, one after another. Each decision is a beam "
+        "search over actions, with the states and rewards that it predicts, and with a critic's value of what follows: it is "
+        "trained as implicit Q-learning's.",
+        "trajectory_transformer_q",
+        "TrajectoryTransformerQ",
+    ),
 }
 assert tuple(CATALOG) == METHODS

@@ -1,7 +1,8 @@
 """The Trajectory Transformer's beam search for the plan of highest predicted return (Janner et al. 2021, section 3.2).
 
 Tokens of actions are sampled, those of states and rewards are the likeliest, as in the published code's configurations; a
-predicted reward or return-to-go is the mean over all bins.
+predicted reward or return-to-go is the mean over all bins. With a critic, the return-to-go is Q of the bins of a plan's last
+state and action instead (section 4.3).
 
 Plans for any number of states at once: each state has its own random generator, so its plan does not depend on the others.
 
@@ -9,7 +10,7 @@ Shapes: N states, P past transitions, W kept plans of a state, S = expansion_fac
 A action, X dimensions, D = X - 1 tokens of a transition, K bins, E width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class TrajectoryPlan(Action):
 
     observations: np.ndarray  # (N, H, O), the first is the bins' values of the given state
     rewards: np.ndarray  # (N, H)
-    returns_to_go: np.ndarray  # (N, H)
+    returns_to_go: np.ndarray  # (N, H), or Q of each step
     predicted_return: np.ndarray  # (N,), discounted: what the search maximises
 
 
@@ -50,12 +51,22 @@ def sample_bins(logits: Tensor, noise: Tensor, top_k: int | None, cdf: float) ->
 
 
 class TrajectoryPlanner:
-    """Plans with one model, which must be in evaluation mode."""
+    """Plans with one model, which must be in evaluation mode.
+
+    `q` maps raw states (..., O) and actions (..., A) to the discounted return (...) from there on.
+    """
 
     def __init__(
-        self, model: TrajectoryModel, discretizer: Discretizer, layout: Layout, discount: float, params: TrajectorySearchParams
+        self,
+        model: TrajectoryModel,
+        discretizer: Discretizer,
+        layout: Layout,
+        discount: float,
+        params: TrajectorySearchParams,
+        q: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         assert params.context < model.length
+        self.q = q
         self.model, self.discretizer, self.layout, self.discount, self.params = model, discretizer, layout, discount, params
 
     @torch.no_grad()
@@ -91,6 +102,13 @@ class TrajectoryPlanner:
         logits = self.model.logits(hidden, dimension)
         return logits.argmax(dim=-1), logits.softmax(dim=-1) @ self.discretizer.values_XK[dimension]
 
+    def return_to_go(self, hidden: Tensor, state: Tensor, action: Tensor) -> Tensor:
+        """That of a step (...), of the hidden state (..., E) after its reward, and the bins (..., O) and (..., A)."""
+        if self.q is None:
+            return self.estimate(hidden, self.layout.return_to_go)[1]
+        decode, layout = self.discretizer.decode, self.layout
+        return self.q(decode(state, layout.observation), decode(action, layout.action))
+
     def decode(self, tokens_NP: Tensor, estimates_NH2: Tensor, score_N: Tensor) -> tuple[Tensor, ...]:
         """The fields of TrajectoryPlan, of tokens that end with a plan."""
         horizon, D = self.params.horizon, self.model.token_dim
@@ -110,7 +128,7 @@ class TrajectoryPlanner:
 
         for step in range(self.params.horizon):
             noise_RAS = noise_NHAWS[:, step].transpose(1, 2).flatten(0, 1)
-            bins_CA, hidden_CE, estimate_C2 = self._continuations(hidden_RE, noise_RAS, cache)
+            bins_CA, hidden_CE, estimate_C2 = self._continuations(tokens_RP, hidden_RE, noise_RAS, cache)
             candidates_NC = torch.arange(N * W * S, device=state_R.device).view(N, W * S)
             score_NC = paid_R.repeat_interleave(S).view(N, -1) + self.discount**step * estimate_C2[:, 1].view(N, -1)
 
@@ -124,7 +142,9 @@ class TrajectoryPlanner:
                 tokens_RP, hidden_RE = self._next_states(tokens_RP, hidden_CE[kept_R], cache)
         return tokens_RP, estimates_RH2, score_NC.amax(dim=1)
 
-    def _continuations(self, hidden_RE: Tensor, noise_RAS: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+    def _continuations(
+        self, tokens_RP: Tensor, hidden_RE: Tensor, noise_RAS: Tensor, cache: Cache
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Each plan continued by each of S sampled actions: C = R * S candidates, in this order.
 
         Bins (C, A + 1) of action and reward, the hidden state (C, E) after them, reward and return-to-go (C, 2).
@@ -138,7 +158,8 @@ class TrajectoryPlanner:
             hidden_RSE = self.model.step(bins[-1], cache)
         reward_bin_RS, reward_RS = self.estimate(hidden_RSE, layout.reward)
         hidden_RSE = self.model.step(reward_bin_RS, cache)
-        _, return_RS = self.estimate(hidden_RSE, layout.return_to_go)
+        state_RSO = tokens_RP[:, None, -layout.observation_dim :].expand(-1, self.params.expansion_factor, -1)
+        return_RS = self.return_to_go(hidden_RSE, state_RSO, torch.stack(bins, dim=-1))
         parts = torch.stack([*bins, reward_bin_RS], dim=-1), hidden_RSE, torch.stack([reward_RS, return_RS], dim=-1)
         bins_CA, hidden_CE, estimate_C2 = (part.flatten(0, 1) for part in parts)
         return bins_CA, hidden_CE, estimate_C2

@@ -39,7 +39,10 @@ def _plan(planner: TrajectoryPlanner, begin_1P: Tensor, noise_HAWS: Tensor) -> t
             tokens_CP = torch.cat([tokens_CP, bins[:, None]], dim=1)
         reward_bin, reward = planner.estimate(model.read(tokens_CP[:, first:])[0], layout.reward)
         tokens_CP = torch.cat([tokens_CP, reward_bin[:, None]], dim=1)
-        _, return_to_go = planner.estimate(model.read(tokens_CP[:, first:])[0], layout.return_to_go)
+        last_CD = tokens_CP[:, -model.token_dim :]
+        return_to_go = planner.return_to_go(
+            model.read(tokens_CP[:, first:])[0], last_CD[:, layout.observation], last_CD[:, layout.action]
+        )
         estimates_CT2 = torch.cat([estimates_CT2, torch.stack([reward, return_to_go], dim=-1)[:, None]], dim=1)
 
         score_C = planner.discount**step * return_to_go

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tap.data.episodes import Selection
-from tap.data.windows import Layout, Normalizer, Windows
+from tap.data.windows import Layout, Normalizer, Windows, penalized_rewards
 from tap.settings import RewardParams, WindowParams
 
 # One step, normalised; rewards are taken from the episodes, since their mean matters where episodes may end.
@@ -39,7 +39,10 @@ def reward_scale(episodes: Selection, params: RewardParams) -> float:
 
 
 class Transitions:
-    """All transitions of some episodes, on `device`; on a CPU, observations and actions are memory-mapped as in `Windows`."""
+    """All transitions of some episodes, on `device`; on a CPU, observations and actions are memory-mapped as in `Windows`.
+
+    Rewards of true terminals are `termination_penalty` if it is not None; then all are shifted and scaled.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,12 @@ class Transitions:
         scale: float,
         device: torch.device,
         folder: Path | None = None,
+        termination_penalty: float | None = None,
     ) -> None:
         self._layout = Layout(episodes.observation_dim, episodes.action_dim)
         self._rows_NX = Windows(episodes, WINDOWS, normalizer, device, folder).transitions_NX
-        parts = [(part.rewards, part.terminals) for part in episodes.chunks()]
-        rewards_N = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, np.float32)
+        parts = [(penalized_rewards(part, termination_penalty), part.terminals) for part in episodes.chunks()]
+        rewards_N = np.concatenate([part for part, _ in parts]).astype(np.float32) if parts else np.zeros(0)
         terminals_N = np.concatenate([part for _, part in parts]) if parts else np.zeros(0, bool)
         last_N = np.zeros(len(rewards_N), bool)
         last_N[np.cumsum(episodes.lengths) - 1] = True

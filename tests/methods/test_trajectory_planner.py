@@ -28,8 +28,13 @@ def search_params(**changes: Any) -> TrajectorySearchParams:
     return TrajectorySearchParams(**defaults | changes)
 
 
-def random_planner(bins: int = 7, layout: Layout = Layout(3, 2), **changes: Any) -> TrajectoryPlanner:  # noqa: B008
-    """Of random weights, large enough that plans differ; windows of 4 transitions."""
+def a_critic(observation: Any, action: Any) -> Any:
+    """Of numpy's arrays as of tensors; it ranks plans otherwise than the return-to-go does."""
+    return 3 * observation[..., 0] * action[..., 1] - observation[..., 2] + action[..., 0]
+
+
+def random_planner(bins: int = 7, layout: Layout = Layout(3, 2), q: Any = None, **changes: Any) -> TrajectoryPlanner:  # noqa: B008
+    """Of random weights, large enough that plans differ; windows of 4 transitions. With `q`, plans are valued by `a_critic`."""
     torch.manual_seed(0)
     discretizer = Discretizer.fit(torch.randn(1000, layout.transition_dim), bins, "quantile")
     transformer = TransformerParams(layers=2, width=16, heads=2, dropout=0.1)
@@ -37,7 +42,7 @@ def random_planner(bins: int = 7, layout: Layout = Layout(3, 2), **changes: Any)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    return TrajectoryPlanner(model, discretizer, layout, DISCOUNT, search_params(**changes))
+    return TrajectoryPlanner(model, discretizer, layout, DISCOUNT, search_params(**changes), q)
 
 
 def random_states(count: int, past: int) -> tuple[Tensor, Tensor]:
@@ -63,6 +68,8 @@ def assert_equal(one: TrajectoryPlan, other: TrajectoryPlan, tolerance: float = 
         (0, {"cdf": 0.0}),
         (1, {"top_k": 2}),
         (0, {"horizon": 1}),
+        (0, {"q": a_critic}),
+        (1, {"q": a_critic, "horizon": 9}),
     ],
 )
 def test_it_finds_the_plain_searchs_plan(past: int, changes: dict[str, Any]) -> None:
@@ -80,6 +87,17 @@ def test_it_finds_the_plain_searchs_plan_at_the_papers_search_size() -> None:
     assert_equal(
         planner.plan(states, generators(1), earlier), trajectory_reference.plan(planner, states, generators(1), earlier)
     )
+
+
+def test_with_a_critic_the_return_to_go_is_its_value_of_each_planned_step() -> None:
+    states, earlier = random_states(3, 1)
+    plan = random_planner(q=a_critic).plan(states, generators(3), earlier)
+    np.testing.assert_allclose(plan.returns_to_go, a_critic(plan.observations, plan.actions), rtol=1e-5, atol=1e-5)
+    discounts = DISCOUNT ** np.arange(5)
+    total = (discounts[:4] * plan.rewards[:, :4]).sum(axis=1) + discounts[4] * plan.returns_to_go[:, 4]
+    np.testing.assert_allclose(plan.predicted_return, total, rtol=1e-4)
+    without = random_planner().plan(states, generators(3), earlier)
+    assert (plan.actions[:, 0] != without.actions[:, 0]).any(axis=1).all()
 
 
 def exhaustive(planner: TrajectoryPlanner, begin: list[int]) -> tuple[float, tuple[int, ...]]:
@@ -101,13 +119,18 @@ def exhaustive(planner: TrajectoryPlanner, begin: list[int]) -> tuple[float, tup
         tokens.append(int(probabilities(tokens, layout.reward).argmax()))
         first = float(reward @ planner.discretizer.values_XK[layout.reward])
         rest = float(probabilities(tokens, layout.return_to_go) @ planner.discretizer.values_XK[layout.return_to_go])
+        if planner.q:
+            last = tokens[-layout.observation_dim - layout.action_dim - 1 : -1]
+            raw = planner.discretizer.values_XK[torch.arange(len(last)), last].numpy()
+            rest = a_critic(raw[: layout.observation_dim], raw[layout.observation_dim :])
         found.append((first + DISCOUNT * rest, bins))
     return max(found)
 
 
+@pytest.mark.parametrize("q", [None, a_critic])
 @torch.no_grad()
-def test_a_wide_beam_finds_the_exhaustive_optimum() -> None:
-    planner = random_planner(bins=3, beam_width=3000, expansion_factor=1, horizon=2, cdf=0.0)
+def test_a_wide_beam_finds_the_exhaustive_optimum(q: Any) -> None:
+    planner = random_planner(bins=3, q=q, beam_width=3000, expansion_factor=1, horizon=2, cdf=0.0)
     states, earlier = random_states(1, 1)
     value, bins = exhaustive(planner, planner.begin(states, earlier)[0].tolist())
     plan = planner.plan(states, generators(1), earlier)

@@ -9,7 +9,7 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def in_turn(functions: dict[str, Callable[[], Any]], device: torch.device, repet
     return {name: [one[name] for one in rounds] for name in functions}
 
 
-def ratio(numerators: list[float], denominators: list[float]) -> float:
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """The median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 

@@ -12,6 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.latency import SIZES, searching
+from benchmarks.latency_figure import latency_figure
 from benchmarks.naive import make_naive
 from benchmarks.planning import flops, generators
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy, random_windows
@@ -44,6 +46,29 @@ def test_the_naive_models_loss_and_gradients_are_the_models_own() -> None:
     for one, other in zip(model.parameters(), naive.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(model.codebook.vectors_KD, naive.codebook.vectors_KD, rtol=1e-3, atol=1e-4)
+
+
+def test_each_size_of_the_latency_benchmark_plans_as_far_ahead_with_both_methods() -> None:
+    for task, horizon in SIZES.values():
+        params, layout = searching(horizon), LAYOUTS[task]
+        assert params.train_tt and params.train_tt.search.horizon == params.evaluate.planner.horizon == horizon
+        assert layout.observation_dim + layout.action_dim in (14, 23, 35, 69)
+
+
+def test_the_latency_figure_shows_each_size_at_its_dimensions_and_horizon() -> None:
+    measured = [(14, 3), (69, 15), (14, 15)]
+    sizes = [
+        {"dimensions": dim, "horizon": horizon, "tap_ms": 10.0 * horizon, "tt_ms": 100.0 * dim, "ratio": dim / horizon}
+        for dim, horizon in measured
+    ]
+    by_dimensions, by_horizon = latency_figure(sizes).axes
+    tt, tap = by_dimensions.lines
+    assert tt.get_xydata().tolist() == [[14, 1.4], [69, 6.9]]
+    assert tap.get_xydata().tolist() == [[14, 0.15], [69, 0.15]]
+    assert [text.get_text() for text in by_dimensions.texts] == ["× 0.93", "× 4.6"]
+    tt, tap = by_horizon.lines
+    assert tt.get_xydata().tolist() == [[3, 1.4], [15, 1.4]]
+    assert tap.get_xydata().tolist() == [[3, 0.03], [15, 0.15]]
 
 
 FAULTS_OF_FIVE_PLANS = """

@@ -56,7 +56,8 @@ def compare(task: str, horizon: int, device: torch.device, rounds: int) -> Resul
     observations = random_observations(1, layout)
     policies = random_policy(params, layout, device), random_trajectory_transformer(params, layout, device)
     tap, tt = ((lambda policy=policy: policy.plan(observations, generators(1))) for policy in policies)
-    tap(), tt()
+    for warm_up in (tap, tt):
+        warm_up()
     of_tap, of_tt = [times(tap, device)], []
     for _ in range(rounds):
         of_tt.append(times(tt, device))

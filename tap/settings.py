@@ -41,7 +41,7 @@ Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
-Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q"]
+Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -302,6 +302,16 @@ class TrainTtQParams(TrainTtParams):
         return self
 
 
+class TrainDtParams(Section):
+    """The Decision Transformer (Chen et al. 2021)."""
+
+    context: Annotated[int, Field(ge=1, le=1000)]  # steps that an action depends on, the present one among them
+    target_return: float | None  # what the policy is asked for, undiscounted; null: the highest return of a training episode
+    return_scale: PositiveFloat | None  # returns-to-go are divided by it; null: they are normalised as observations are
+    transformer: TransformerParams
+    fit: FitParams
+
+
 class TrainCriticParams(Section):
     """An ensemble of MLPs with two hidden layers."""
 
@@ -363,6 +373,7 @@ class Params(Section):
     train_cql: TrainCqlParams | None = None
     train_tt: TrainTtParams | None = None
     train_tt_q: TrainTtQParams | None = None
+    train_dt: TrainDtParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -444,6 +455,7 @@ class ParamsFile(Section):
     train_cql: dict[str, Any] = {}
     train_tt: dict[str, Any] = {}
     train_tt_q: dict[str, Any] = {}
+    train_dt: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

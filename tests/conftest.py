@@ -76,6 +76,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_cql": {"network": {"layers": 1, "width": 8}, "imitating_updates": 12, "fit": fit},
         "train_tt": trajectories,
         "train_tt_q": trajectories | {"critic": {"network": {"layers": 1, "width": 8}, "fit": fit}},
+        "train_dt": {"context": 4, "transformer": transformer, "fit": fit},
         "evaluate": {
             "episodes": 2,
             "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},

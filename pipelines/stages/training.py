@@ -36,6 +36,7 @@ DECISIVE_CODE = (
     "tap.cuda_graph",
     "tap.data.chunks",
     "tap.data.episodes",
+    "tap.data.history",
     "tap.data.observations",
     "tap.data.sampling",
     "tap.data.windows",

@@ -15,11 +15,12 @@ import torch
 from tqdm import tqdm
 
 from tap.data.catalog import DatasetInfo
+from tap.data.history import History
 from tap.data.score import normalized_score
 from tap.envs.make import Environment, State, get_state
 from tap.estimates import standard_error
 from tap.evaluation.comparison import Comparison, follow
-from tap.planning.plan import Plan, Planned
+from tap.planning.plan import Plan, Planned, Remembering
 
 LATENCY_DECISIONS = 20
 WARM_UP_DECISIONS = 2
@@ -28,7 +29,7 @@ WARM_UP_DECISIONS = 2
 class BatchPlanner(Protocol):
     """The part of a policy that a rollout needs: plans for N states at once, each sampled with its own generator.
 
-    A `Plan` is also compared with the simulator.
+    A `Plan` is also compared with the simulator. A `Remembering` policy gets the history of each episode, too.
     """
 
     def plan(self, observations_NO: np.ndarray, generators: Sequence[torch.Generator], /) -> Planned:
@@ -172,20 +173,25 @@ def _run_in_lockstep(
     progress: bool,
 ) -> _Run:
     """Step all environments from their first `observations` until every episode has ended."""
-    episodes, spec = len(envs), envs[0].spec
-    assert spec is not None and spec.max_episode_steps is not None
+    episodes, spec, action_shape = len(envs), envs[0].spec, envs[0].action_space.shape
+    assert spec is not None and spec.max_episode_steps is not None and action_shape is not None
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     terminated, truncated = np.zeros(episodes, bool), np.zeros(episodes, bool)
     first_plan: Planned | None = None
     plans_of_episode_0: list[PlanArrays] = []
     batch_latencies: list[float] = []
     actions_EHA: list[np.ndarray] = [np.empty(0)] * episodes
+    histories = [History.empty(len(observations[0]), *action_shape)] * episodes
     running, step = list(range(episodes)), 0
     with _Progress(episodes, spec.max_episode_steps, enabled=progress) as report:
         while running:
             if step % plan_every == 0:
+                inputs = _batch([observations[i] for i in running]), [generators[i] for i in running]
                 start = time.perf_counter()
-                plan = policy.plan(_batch([observations[i] for i in running]), [generators[i] for i in running])
+                if isinstance(policy, Remembering):
+                    plan = policy.plan(*inputs, [histories[i] for i in running])
+                else:
+                    plan = policy.plan(*inputs)
                 batch_latencies.append(time.perf_counter() - start)
                 first_plan = first_plan or plan
                 if isinstance(plan, Plan) and running[0] == 0:
@@ -193,7 +199,11 @@ def _run_in_lockstep(
                 for row, i in enumerate(running):
                     actions_EHA[i] = plan.actions[row, :plan_every]
             for i in running:
+                before = observations[i]
                 observations[i], reward, terminated[i], truncated[i], _ = envs[i].step(actions_EHA[i][step % plan_every])
+                if isinstance(policy, Remembering):
+                    executed = get_state(envs[i]).actions[-1]  # clipped to the action space
+                    histories[i] = histories[i].after(before, executed, float(reward), policy.remembered_steps)
                 returns[i] += float(reward)
                 lengths[i] += 1
             step += 1

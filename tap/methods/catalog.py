@@ -64,5 +64,12 @@ CATALOG: dict[Method, MethodInfo] = {
         "trajectory_transformer_q",
         "TrajectoryTransformerQ",
     ),
+    "dt": MethodInfo(
+        "Decision Transformer",
+        "A Transformer that predicts the data's actions, given the return that followed and the steps before. It is asked for "
+        "a high return, and acts on the history of the episode: without one, an observation is taken for an episode's first.",
+        "decision_transformer",
+        "DecisionTransformer",
+    ),
 }
 assert tuple(CATALOG) == METHODS

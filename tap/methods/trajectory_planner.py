@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tap.data.windows import Layout
 from tap.methods.discretizer import Discretizer
-from tap.methods.reactive import Action
+from tap.methods.policy import Action
 from tap.methods.trajectory_model import Cache, TrajectoryModel
 from tap.settings import TrajectorySearchParams
 

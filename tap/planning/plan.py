@@ -1,9 +1,13 @@
-"""What planning returns, and what every policy returns."""
+"""What planning returns, and what every policy returns; policies that remember."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
+
+from tap.data.history import History
 
 
 class Planned(Protocol):
@@ -12,6 +16,26 @@ class Planned(Protocol):
     @property
     def actions(self) -> np.ndarray:
         """(N, H, A), in the environment's units."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A policy that acts on the steps before an observation, too. Others have no `remembered_steps`, and get no histories."""
+
+    @property
+    def remembered_steps(self) -> int:
+        """How many of the last steps it reads the observations and actions of; it reads all rewards."""
+        ...
+
+    def plan(
+        self, observations: np.ndarray, generators: Sequence[torch.Generator], histories: Sequence[History] | None = None, /
+    ) -> Planned:
+        """Plans from raw observations (N, O), each with its history; without any, each at the start of an episode."""
+        ...
+
+    def check(self, observations: np.ndarray, histories: Sequence[History] | None = None, /) -> None:
+        """Raise ValueError for observations or histories that it cannot act on."""
         ...
 
 

@@ -28,6 +28,8 @@ from pipelines.serving.refusal import quoted, refusal
 
 MAX_ROWS = 256  # of a request
 BYTES_PER_NUMBER = 64  # as JSON, with white space
+HISTORY = "history"  # the param of a policy that remembers
+HISTORY_BYTES = 4 << 20  # for all histories of a request; one of 1,000 whole steps of Hopper has a third of a megabyte
 BODY_SECONDS = 10  # for the body of a request to arrive
 SHUTDOWN_SECONDS = 15  # to finish requests; `process.running` kills the server after 20
 OPEN_FILES = 10_240  # each connection is one; the usual limit of 1,024 leaves no reserve for connections that send nothing
@@ -36,13 +38,23 @@ MAX_FLOAT32 = 3.4e38
 
 
 def request_type(signature: ModelSignature) -> type[BaseModel]:
-    """The type of a valid request, with `inputs` and `params`, for a model of one tensor (n, O) and scalar params."""
+    """The type of a valid request, with `inputs` and `params`, for a model of one tensor (n, O).
+
+    Its params are scalars, and maybe `history`: for each row of `inputs` lists of observations, actions and rewards.
+    """
     strict = ConfigDict(strict=True, extra="forbid")
-    (width,) = signature.inputs.inputs[0].shape[1:]
     number = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
-    row = Annotated[list[number], Field(min_length=width, max_length=width)]
-    inputs = Annotated[list[row], Field(min_length=1, max_length=MAX_ROWS)]
-    fields: dict[str, Any] = {spec.name: (type(spec.default), spec.default) for spec in signature.params.params}
+    observation, action = (
+        Annotated[list[number], Field(min_length=width, max_length=width)]  # type: ignore[valid-type]
+        for width in (signature.inputs.inputs[0].shape[1], signature.outputs.inputs[0].shape[1])
+    )
+    inputs = Annotated[list[observation], Field(min_length=1, max_length=MAX_ROWS)]  # type: ignore[valid-type]
+    steps = {"observations": list[observation], "actions": list[action], "rewards": list[number]}  # type: ignore[valid-type]
+    of_rows: dict[str, Any] = {name: (list[each], ...) for name, each in steps.items()}
+    history = create_model("History", __config__=strict, **of_rows)
+    fields: dict[str, Any] = {
+        spec.name: (history if spec.name == HISTORY else type(spec.default), spec.default) for spec in signature.params.params
+    }
     params = create_model("Params", __config__=strict, **fields)
     return create_model("Request", __config__=strict, inputs=(inputs, ...), params=(params, params()))
 
@@ -52,8 +64,13 @@ class CheckedRequests:
 
     def __init__(self, server: ASGIApp, signature: ModelSignature) -> None:
         self.server, self.request_type = server, request_type(signature)
-        self.fields = {1: ["inputs", "params"], 2: [spec.name for spec in signature.params.params]}  # by depth
+        params = [spec.name for spec in signature.params.params]
+        self.fields = {1: ["inputs", "params"], 2: params, 3: ["observations", "actions", "rewards"]}  # by depth
         self.max_bytes = BYTES_PER_NUMBER * (MAX_ROWS + 1) * signature.inputs.inputs[0].shape[1] + 1024
+        self.remedy = f"send at most {MAX_ROWS} rows at a time"
+        if HISTORY in params:
+            self.max_bytes += HISTORY_BYTES
+            self.remedy += ", with fewer steps of their histories"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request for /invocations; pass others on unchecked."""
@@ -86,9 +103,7 @@ class CheckedRequests:
         async for chunk in request.stream():
             body += chunk
             if len(body) > self.max_bytes:
-                return refusal(
-                    413, f"The request is larger than {self.max_bytes} bytes; send at most {MAX_ROWS} rows at a time."
-                )
+                return refusal(413, f"The request is larger than {self.max_bytes} bytes; {self.remedy}.")
         try:
             self.request_type.model_validate_json(bytes(body))
         except ValidationError as error:

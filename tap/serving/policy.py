@@ -1,15 +1,16 @@
 """A policy as an MLflow model. MLflow copies this file into each logged model and runs it there ("models from code").
 
 A request has observations (n, O), and its response actions (n, A) or, with the param `details`, whole plans; docs/serving.md
-shows both. Equal observations and seeds give equal responses.
+shows both. Of a policy that remembers, the param `history` has what happened before. Equal requests get equal responses.
 """
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -21,9 +22,10 @@ from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
+from tap.data.history import History
 from tap.device import choose_device
 from tap.methods.catalog import CATALOG
-from tap.planning.plan import Plan, Planned
+from tap.planning.plan import Plan, Planned, Remembering
 from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Policy
 from tap.settings import Runtime, Section
@@ -32,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class ActingPolicy(Protocol):
-    """Acts on raw observations (N, O), with one random generator for each. A planner's `Planned` has more than actions."""
+    """Acts on raw observations (N, O), with one random generator for each. A planner's `Planned` has more than actions.
+
+    A `Remembering` policy also takes histories.
+    """
 
     @property
     def params(self) -> Section: ...
@@ -66,10 +71,11 @@ class ActingPolicy(Protocol):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The observations (n, O) of one request, a generator for each, and the plan to come."""
+    """The observations (n, O) of one request, a generator and maybe a history for each, and the plan to come."""
 
     observations: np.ndarray
     generators: Sequence[torch.Generator]
+    histories: Sequence[History] | None
     plan: Future[Planned] = field(default_factory=Future)
 
 
@@ -85,10 +91,17 @@ class SharedPolicy:
         self._waiting: SimpleQueue[PlanRequest] = SimpleQueue()
         self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
 
-    def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Planned:
-        """As the policy's `plan`."""
-        self.policy.check(observations)  # before it joins a batch, because an error would fail the whole batch
-        request = PlanRequest(observations, generators)
+    def plan(
+        self, observations: np.ndarray, generators: Sequence[torch.Generator], histories: Sequence[History] | None = None
+    ) -> Planned:
+        """As the policy's `plan`; only a `Remembering` policy takes histories."""
+        # Before it joins a batch, because an error would fail the whole batch.
+        if histories is None:
+            self.policy.check(observations)
+        else:
+            assert isinstance(self.policy, Remembering)
+            self.policy.check(observations, histories)
+        request = PlanRequest(observations, generators, histories)
         self._waiting.put(request)
         self._planner.submit(self._plan_waiting)
         return request.plan.result()
@@ -102,14 +115,20 @@ class SharedPolicy:
             return
         try:
             observations = np.concatenate([request.observations for request in batch])
-            plan = self.policy.plan(observations, [generator for request in batch for generator in request.generators])
+            generators = [generator for request in batch for generator in request.generators]
+            if isinstance(self.policy, Remembering):
+                start = History.empty(self.policy.observation_dim, self.policy.action_dim)
+                pasts = [request.histories or [start] * len(request.observations) for request in batch]
+                plan = self.policy.plan(observations, generators, list(chain.from_iterable(pasts)))
+            else:
+                plan = self.policy.plan(observations, generators)
         except Exception as error:
             for request in batch:
                 request.plan.set_exception(error)
             return
-        start = 0
+        first = 0
         for request in batch:
-            rows = slice(start, start := start + len(request.observations))
+            rows = slice(first, first := first + len(request.observations))
             request.plan.set_result(type(plan)(**{name: array[rows] for name, array in vars(plan).items()}))
 
 
@@ -117,6 +136,28 @@ def row_generators(seed: int, rows: int) -> list[torch.Generator]:
     """One generator for each row of a request, from (seed, row); any integer is a seed."""
     seeds = [np.random.SeedSequence([seed % 2**64, row]).generate_state(1, np.uint64)[0] for row in range(rows)]
     return [torch.Generator().manual_seed(int(each)) for each in seeds]
+
+
+def read_histories(history: Mapping[str, Any], observation_dim: int, action_dim: int) -> list[History]:
+    """The histories of n rows from the param `history`: lists of observations, actions and rewards for each row.
+
+    Raises ValueError if one of the three is missing or has another number of rows, or if values are not numbers.
+    """
+    names = [field.name for field in fields(History)]
+    if missing := [name for name in names if name not in history]:
+        raise ValueError(f"the history has no {' and no '.join(missing)}: send a list of them for each row")
+    columns = [history[name] for name in names]
+    if len({len(column) for column in columns}) > 1:
+        counts = ", ".join(f"{len(column)} rows of {name}" for name, column in zip(names, columns, strict=True))
+        raise ValueError(f"the history has {counts}: send as many of each as there are observations to act on")
+    return [
+        History(_steps(observations, observation_dim), _steps(actions, action_dim), np.asarray(rewards, np.float64))
+        for observations, actions, rewards in zip(*columns, strict=True)
+    ]
+
+
+def _steps(rows: Any, dim: int) -> np.ndarray:
+    return np.asarray(rows, np.float64) if len(rows) else np.zeros((0, dim))
 
 
 def load_policy(folder: Path, device: str) -> ActingPolicy:
@@ -143,13 +184,16 @@ class ServedPolicy(PythonModel):
     ) -> np.ndarray | list[dict[str, Any]]:
         """Actions (n, A) float32 for observations (n, O); with the param `details` a record for each observation instead.
 
-        The plan of row i depends on the seed, i and its observation, not on the other rows. Raises MlflowException: of HTTP
-        status 400 for wrong observations or a plan that is not finite, else 500.
+        The plan of row i depends on the seed, i, its observation and its history, not on the other rows. Raises
+        MlflowException: of HTTP status 400 for wrong observations or histories or a plan that is not finite, else 500.
         """
-        params = {"seed": 0, "details": False} | (params or {})
+        params = {"seed": 0, "details": False, "history": {}} | (params or {})
         try:
             observations = np.asarray(model_input, dtype=np.float64)
-            plan = self.shared.plan(observations, row_generators(params["seed"], len(observations)))
+            generators, histories = row_generators(params["seed"], len(observations)), None
+            if params["history"]:
+                histories = read_histories(params["history"], self.policy.observation_dim, self.policy.action_dim)
+            plan = self.shared.plan(observations, generators, histories)
             if not np.isfinite(plan.actions).all():
                 raise ValueError("the model has no finite plan for these observations")
         except (TypeError, ValueError) as error:  # 400: without this, the server responds with 500

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.store.artifact.models_artifact_repo import REGISTERED_MODEL_META_FILE_NAME
 from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+from mlflow.types.schema import AnyType, Object, Property
 
+from tap.data.history import History
 from tap.files import folder_sha256
 from tap.results import Evaluation
 from tap.tracking.mlflow_store import connect, failure, remedy, unless_missing
@@ -47,16 +49,22 @@ def model_name(dataset: str) -> str:
     return PREFIX + re.sub(r"-v\d+$", "", dataset.removeprefix(PREFIX))
 
 
-def log_policy(run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int) -> str:
+def log_policy(
+    run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int, remembers: bool = False
+) -> str:
     """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
-    `example_observations` (n, O) become the input example. Returns the digest of the model's files. Raises OSError if the
-    outbox cannot be written.
+    `example_observations` (n, O) become the input example. The model of a policy that `remembers` has the param `history`.
+    Returns the digest of the model's files. Raises OSError if the outbox cannot be written.
     """
+    params = [ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]
+    # A param, because MLflow requires each named tensor of a signature. Of any type, because of lists of doubles MLflow refuses
+    # integers, and takes 25 ms for 20 steps.
+    lists = [Property(field.name, AnyType(), required=False) for field in fields(History)]
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, example_observations.shape[1]))]),
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, action_dim))]),
-        params=ParamSchema([ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]),
+        params=ParamSchema(params + ([ParamSpec("history", Object(lists), {})] if remembers else [])),
     )
     code, digest = Path(__file__).parents[1], ""
 

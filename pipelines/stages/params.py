@@ -46,7 +46,8 @@ OUTPUTS = tuple(
     Path("data") / name
     for name in ("raw", "vqvae", "prior", "critic", *METHODS, "metrics", "params", "lineage", "plots", "report", "scores")
 )
-METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_")  # prefixes of the modules that methods do not all share
+# Prefixes of the modules that methods do not all share.
+METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_")
 
 
 class StageParams(Section):

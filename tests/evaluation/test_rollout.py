@@ -9,10 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import custom_dataset
+from conftest import custom_dataset, random_episodes
 
+from tap.data.history import History
+from tap.data.windows import Layout, fit_normalizer
 from tap.envs.make import make_environment
 from tap.evaluation.rollout import LATENCY_DECISIONS, WARM_UP_DECISIONS, episode_generator, rollout, summarize
+from tap.methods.decision_transformer import DecisionTransformer, window_params
 from tap.planning.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")  # of Hopper-v4
@@ -99,6 +102,20 @@ class Reflex:
 
     def plan(self, observations, generators):
         return SimpleNamespace(actions=np.full((len(generators), 1, 1), self.move))
+
+
+class Diary:
+    """On the line: tries to move by 2 at each step, of which the environment executes 1, and records the histories it gets."""
+
+    def __init__(self, remembered_steps):
+        self.remembered_steps, self.given = remembered_steps, []
+
+    def check(self, observations, histories=None):
+        pass
+
+    def plan(self, observations, generators, histories=None):
+        self.given.append(histories)
+        return SimpleNamespace(actions=np.full((len(generators), HORIZON, 1), 2.0))
 
 
 class SimulatorHopper:
@@ -320,3 +337,60 @@ def test_a_policy_whose_plans_are_actions_alone_has_scores_and_no_predictions():
         *("normalized_score", "normalized_score_standard_error"),
         *("search_value_mean", "log_probability_mean", "state_prediction_error"),
     ]
+
+
+@pytest.mark.parametrize("plan_every", [1, 2])
+def test_a_policy_that_remembers_gets_each_episodes_history(plan_every):
+    """Seeds 0 to 3 start at 0, 0.5, 1 and 1.5, and end after 3, 3, 2 and 2 steps."""
+    diary = Diary(remembered_steps=2)
+    rollout(
+        diary, partial(make_environment, LINE), episodes=4, environment_seed=0, planner_seed=0, plan_every=plan_every,
+        progress=False,
+    )  # fmt: skip
+    given = diary.given[WARM_UP_DECISIONS + LATENCY_DECISIONS :]
+    running = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1]]  # at each step
+    assert [len(histories) for histories in given] == [len(each) for each in running[::plan_every]]
+    for step, histories in zip(range(0, 3, plan_every), given, strict=True):
+        for episode, history in zip(running[step], histories, strict=True):
+            places = episode / 2 + np.arange(step)
+            np.testing.assert_array_equal(history.observations, places[-2:, None])
+            np.testing.assert_array_equal(history.actions, np.ones((step, 1))[-2:])  # as executed, within the bounds
+            np.testing.assert_array_equal(history.rewards, places + 1)
+
+
+def test_it_remembers_no_more_than_it_asks_for():
+    diary = Diary(remembered_steps=1)
+    roll(diary, episodes=1)
+    last = diary.given[-1][0]
+    assert (last.observations.tolist(), last.actions.tolist(), last.rewards.tolist()) == ([[1]], [[1]], [1, 2])
+
+
+def test_a_replayed_history_gives_the_rollouts_actions(tiny_params):
+    """The Decision Transformer in Hopper: each action again, by the whole episode up to it, which the simulator recorded."""
+    episodes, params = random_episodes([30, 5, 40], observation_dim=11, action_dim=3), tiny_params.train_dt
+    torch.manual_seed(0)
+    policy = DecisionTransformer(params, Layout(11, 3), fit_normalizer(episodes, window_params(params))).eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    envs = []
+
+    def make_env():
+        envs.append(make_environment(HOPPER))
+        return envs[-1]
+
+    result = rollout(policy, make_env, episodes=2, environment_seed=0, planner_seed=0, progress=False)
+    for env, length, total in zip(envs, result.lengths, result.returns, strict=True):
+        executed, replay = np.array(env.actions), make_environment(HOPPER)
+        assert len(executed) == length > policy.params.context
+        observation, _ = replay.reset(seed=env.seed)
+        observations, rewards = [observation], []
+        for action in executed:
+            observation, reward, *_ = replay.step(action)
+            observations.append(observation)
+            rewards.append(reward)
+        assert sum(rewards) == pytest.approx(total)
+        seen = np.array(observations[:-1])
+        pasts = [History(seen[:t], executed[:t], np.array(rewards[:t])) for t in range(length)]
+        np.testing.assert_allclose(np.clip(policy.act(seen, [], pasts), -1, 1), executed, rtol=1e-3, atol=1e-4)
+        assert not np.allclose(np.clip(policy.act(seen, []), -1, 1), executed, atol=1e-2)  # the history matters

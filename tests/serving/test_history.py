@@ -131,7 +131,7 @@ ONE = as_json([history(4, 0)])
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"actions": [[[0.0] * 4] * 4]}, "params.history.actions.0.0: List should have at most 3 items after validation, not 4."),
+        ({"actions": [[[0.0] * 4] * 4]}, "params.history.actions.0.0: List should have at most 3 items after validation"),
         ({"rewards": [["a"]]}, "params.history.rewards.0.0: Input should be a valid number."),
         ({"states": []}, "params.history.states: Unknown field; the fields are observations, actions, rewards."),
         ({"rewards": [[0.0] * 4] * 2}, "the history has 1 rows of observations, 1 rows of actions, 2 rows of rewards: send as"),

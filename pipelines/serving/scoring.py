@@ -45,18 +45,22 @@ def request_type(signature: ModelSignature) -> type[BaseModel]:
     strict = ConfigDict(strict=True, extra="forbid")
     number = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
     observation, action = (
-        Annotated[list[number], Field(min_length=width, max_length=width)]  # type: ignore[valid-type]
-        for width in (signature.inputs.inputs[0].shape[1], signature.outputs.inputs[0].shape[1])
+        _lists(number, width, width) for width in (signature.inputs.inputs[0].shape[1], signature.outputs.inputs[0].shape[1])
     )
-    inputs = Annotated[list[observation], Field(min_length=1, max_length=MAX_ROWS)]  # type: ignore[valid-type]
-    steps = {"observations": list[observation], "actions": list[action], "rewards": list[number]}  # type: ignore[valid-type]
-    of_rows: dict[str, Any] = {name: (list[each], ...) for name, each in steps.items()}
+    inputs = _lists(observation, 1, MAX_ROWS)
+    of_steps = {"observations": observation, "actions": action, "rewards": number}
+    of_rows: dict[str, Any] = {name: (_lists(_lists(each)), ...) for name, each in of_steps.items()}
     history = create_model("History", __config__=strict, **of_rows)
     fields: dict[str, Any] = {
         spec.name: (history if spec.name == HISTORY else type(spec.default), spec.default) for spec in signature.params.params
     }
     params = create_model("Params", __config__=strict, **fields)
     return create_model("Request", __config__=strict, inputs=(inputs, ...), params=(params, params()))
+
+
+def _lists(item: Any, least: int = 0, most: int | None = None) -> Any:
+    """The type of a list of `least` to `most` items."""
+    return Annotated[list[item], Field(min_length=least, max_length=most)]
 
 
 class CheckedRequests:

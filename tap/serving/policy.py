@@ -187,7 +187,8 @@ class ServedPolicy(PythonModel):
         The plan of row i depends on the seed, i, its observation and its history, not on the other rows. Raises
         MlflowException: of HTTP status 400 for wrong observations or histories or a plan that is not finite, else 500.
         """
-        params = {"seed": 0, "details": False, "history": {}} | (params or {})
+        defaults: dict[str, Any] = {"seed": 0, "details": False, "history": {}}
+        params = defaults | (params or {})
         try:
             observations = np.asarray(model_input, dtype=np.float64)
             generators, histories = row_generators(params["seed"], len(observations)), None

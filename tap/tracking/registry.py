@@ -60,7 +60,7 @@ def log_policy(
     params = [ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]
     # A param, because MLflow requires each named tensor of a signature. Of any type, because of lists of doubles MLflow refuses
     # integers, and takes 25 ms for 20 steps.
-    lists = [Property(field.name, AnyType(), required=False) for field in fields(History)]
+    lists = [Property(each.name, AnyType(), required=False) for each in fields(History)]  # type: ignore[no-untyped-call]
     signature = ModelSignature(
         inputs=Schema([TensorSpec(np.dtype(np.float64), (-1, example_observations.shape[1]))]),
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, action_dim))]),

@@ -179,6 +179,11 @@ class TrainingMetrics(Record):
     codebook_perplexity: Absent[float] = None
     held_out_loss: Absent[float] = None  # none without held-out episodes
     held_out_error: Absent[float] = None
+    dynamics_loss: Absent[float] = None  # of MOPO's dynamics models, as the next four; errors are of normalised states
+    dynamics_held_out_loss: Absent[float] = None
+    one_step_error: Absent[float] = None  # of the state that follows, on held-out transitions, or on all if none are held out
+    no_change_error: Absent[float] = None  # of the prediction that the state does not change
+    uncertainty_rank_correlation: Absent[float] = None  # Spearman's, of the models' uncertainty and their error
     first_state_error: Absent[float] = None  # at the episodes' first states
     first_state_rank_correlation: Absent[float] = None
     return_std: Absent[float] = None

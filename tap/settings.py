@@ -41,7 +41,7 @@ Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
-Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt"]
+Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -241,6 +241,46 @@ class TrainCqlParams(_TransitionsParams):
     imitating_updates: NonNegativeInt  # the first ones, in which the actor imitates the recorded actions
 
 
+class DynamicsParams(Section):
+    """MOPO's ensemble of dynamics models. Its training is as `fit` says, but for the last three."""
+
+    network: NetworkParams
+    members: PositiveInt
+    elites: PositiveInt  # those members that predict held-out transitions best; the others are not used
+    updates: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def elites_are_members(self) -> Self:
+        if self.elites > self.members:
+            raise ValueError(f"elites {self.elites} are more than members {self.members}")
+        return self
+
+
+class TrainMopoParams(_TransitionsParams):
+    """Model-based offline policy optimisation: dynamics models, then actor, two Q networks, the weight of the entropy."""
+
+    dynamics: DynamicsParams
+    horizon: PositiveInt  # h: steps of a rollout in the model, from a recorded state
+    penalty_weight: Annotated[float, Field(ge=0)]  # lambda: of the model's uncertainty in the reward, both in raw units
+    real_share: Fraction  # of a batch that is recorded transitions; the others are of rollouts
+    kept_updates: PositiveInt  # rollouts' transitions of this many last updates are trained on
+
+    @property
+    def dynamics_fit(self) -> FitParams:
+        own = self.dynamics.model_dump(include={"updates", "learning_rate", "weight_decay"})
+        return self.fit.model_copy(update=own)
+
+    @model_validator(mode="after")
+    def warmup_ends_in_the_dynamics(self) -> Self:
+        if self.fit.warmup_updates >= self.dynamics.updates:
+            raise ValueError(
+                f"fit.warmup_updates {self.fit.warmup_updates} is not below dynamics.updates {self.dynamics.updates}"
+            )
+        return self
+
+
 class TrajectorySearchParams(Section):
     """The Trajectory Transformer's beam search."""
 
@@ -374,6 +414,7 @@ class Params(Section):
     train_tt: TrainTtParams | None = None
     train_tt_q: TrainTtQParams | None = None
     train_dt: TrainDtParams | None = None
+    train_mopo: TrainMopoParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -456,6 +497,7 @@ class ParamsFile(Section):
     train_tt: dict[str, Any] = {}
     train_tt_q: dict[str, Any] = {}
     train_dt: dict[str, Any] = {}
+    train_mopo: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from tap.data.windows import Layout, Normalizer
 from tap.methods.reactive import ReactivePolicy
-from tap.settings import NetworkParams, Section, TrainCqlParams, TrainIqlParams
+from tap.settings import NetworkParams, Section, TrainCqlParams, TrainIqlParams, TrainMopoParams
 
 # The actions that can be taken reach beyond the recorded ones by this share of half their range: at the very bound of a
 # squashed Gaussian, where many recorded actions are, its density is infinite.
 MARGIN = 0.01
+
+ActorParams = TrainIqlParams | TrainCqlParams | TrainMopoParams
 
 
 def mlp(params: NetworkParams, inputs: int, outputs: int) -> nn.Sequential:
@@ -37,7 +39,7 @@ class SquashedPolicy(ReactivePolicy):
     centre_A: Tensor
     half_A: Tensor
 
-    def __init__(self, params: TrainIqlParams | TrainCqlParams, layout: Layout, normalizer: Normalizer) -> None:
+    def __init__(self, params: ActorParams, layout: Layout, normalizer: Normalizer) -> None:
         super().__init__(params, layout, normalizer)
         self.network = mlp(params.network, layout.observation_dim, 2 * layout.action_dim)
         assert normalizer.min is not None and normalizer.max is not None
@@ -50,11 +52,15 @@ class SquashedPolicy(ReactivePolicy):
     def forward(self, observation_BO: Tensor) -> Tensor:
         """Normalised actions (B, A), the modes, for normalised observations (B, O)."""
         location_BA: Tensor = self.network(observation_BO)[:, : self.action_dim]
-        return self.centre_A + self.half_A * location_BA.tanh()
+        return self.stretch(location_BA.tanh())
 
     def squash(self, action_BA: Tensor) -> Tensor:
         """Normalised actions in the units of the squashed Gaussian: recorded ones lie between -1 and 1, with a margin."""
         return (action_BA - self.centre_A) / self.half_A
+
+    def stretch(self, squashed_BA: Tensor) -> Tensor:
+        """The inverse of `squash`: normalised actions."""
+        return self.centre_A + self.half_A * squashed_BA
 
 
 class IqlPolicy(SquashedPolicy):
@@ -69,3 +75,10 @@ class CqlPolicy(SquashedPolicy):
 
     name: ClassVar[str] = "cql"
     params_type: ClassVar[type[Section]] = TrainCqlParams
+
+
+class MopoPolicy(SquashedPolicy):
+    """The policy of model-based offline policy optimisation."""
+
+    name: ClassVar[str] = "mopo"
+    params_type: ClassVar[type[Section]] = TrainMopoParams

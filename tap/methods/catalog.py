@@ -71,5 +71,13 @@ CATALOG: dict[Method, MethodInfo] = {
         "decision_transformer",
         "DecisionTransformer",
     ),
+    "mopo": MethodInfo(
+        "MOPO",
+        "Model-based offline policy optimisation: a network trained in a learned model of the environment, whose rewards are "
+        "lowered where the model is uncertain.",
+        "actor",
+        "MopoPolicy",
+        extra="offline-rl",
+    ),
 }
 assert tuple(CATALOG) == METHODS

@@ -6,7 +6,8 @@
 Shapes: N rows, M transitions, B batch, O observation, A action.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tap.settings import RewardParams, WindowParams
 
 # One step, normalised; rewards are taken from the episodes, since their mean matters where episodes may end.
 WINDOWS = WindowParams(length=1, discount=1.0, termination_penalty=None, bootstrap_truncated=False, normalize=True)
+AT_ONCE = 4096  # of transitions that are not a training batch
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,15 @@ class Batch:
     reward_B: Tensor  # shifted and scaled
     next_observation_BO: Tensor  # of a terminated episode's last row, the same observation again
     terminated_B: Tensor  # bool
+
+    def first(self, count: int) -> "Batch":
+        """The first `count` transitions."""
+        return Batch(*(getattr(self, field.name)[:count] for field in fields(self)))
+
+
+def concatenate(*batches: Batch) -> Batch:
+    """All transitions of some batches."""
+    return Batch(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(Batch)))
 
 
 def reward_scale(episodes: Selection, params: RewardParams) -> float:
@@ -54,7 +65,8 @@ class Transitions:
         folder: Path | None = None,
         termination_penalty: float | None = None,
     ) -> None:
-        self._layout = Layout(episodes.observation_dim, episodes.action_dim)
+        self.layout = Layout(episodes.observation_dim, episodes.action_dim)
+        self.normalizer, self.reward_scale = normalizer, scale
         self._rows_NX = Windows(episodes, WINDOWS, normalizer, device, folder).transitions_NX
         parts = [(penalized_rewards(part, termination_penalty), part.terminals) for part in episodes.chunks()]
         rewards_N = np.concatenate([part for part, _ in parts]).astype(np.float32) if parts else np.zeros(0)
@@ -73,15 +85,21 @@ class Transitions:
         """Indices (count,) of as many transitions, drawn alike with replacement."""
         return torch.randint(len(self), (count,), generator=generator)
 
+    def batches(self, count: int) -> Iterator[Batch]:
+        """At most `count` transitions, spread evenly over all."""
+        indices = torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).long()
+        for part in indices.split(AT_ONCE):  # type: ignore[no-untyped-call]
+            yield self.batch(part.to(self._rows_M.device))
+
     def batch(self, indices_B: Tensor) -> Batch:
         """The transitions `indices_B`, counted from 0 to M."""
         rows_B = self._rows_M[indices_B]
         terminated_B = self._terminated_N[rows_B]
         steps_BX = self._rows_NX[rows_B]
         return Batch(
-            observation_BO=steps_BX[:, self._layout.observation],
-            action_BA=steps_BX[:, self._layout.action],
+            observation_BO=steps_BX[:, self.layout.observation],
+            action_BA=steps_BX[:, self.layout.action],
             reward_B=self._reward_N[rows_B],
-            next_observation_BO=self._rows_NX[torch.where(terminated_B, rows_B, rows_B + 1), self._layout.observation],
+            next_observation_BO=self._rows_NX[torch.where(terminated_B, rows_B, rows_B + 1), self.layout.observation],
             terminated_B=terminated_B,
         )

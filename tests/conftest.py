@@ -77,6 +77,12 @@ def tiny_tree() -> dict[str, Any]:
         "train_tt": trajectories,
         "train_tt_q": trajectories | {"critic": {"network": {"layers": 1, "width": 8}, "fit": fit}},
         "train_dt": {"context": 4, "transformer": transformer, "fit": fit},
+        "train_mopo": {
+            "network": {"layers": 1, "width": 8},
+            "dynamics": {"network": {"layers": 1, "width": 8}, "members": 3, "elites": 2, "updates": 20},
+            "kept_updates": 5,
+            "fit": fit,
+        },
         "evaluate": {
             "episodes": 2,
             "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},

@@ -10,6 +10,7 @@ import torch
 from pipelines.stages.train_actor import train_actor
 from pipelines.stages.training import Job
 from tap.data.episodes import Episodes
+from tap.settings import FitParams
 
 STEPS, REACH = 20, 0.3  # of an episode; of the action 1
 
@@ -74,7 +75,9 @@ def train_on_walks(
                 raise Killed
             return super().loss(batch, training)
 
+    return train_actor(walks_job(params.fit, folder / checkpoint), params, policy_type, Killing)
+
+
+def walks_job(fit: FitParams, checkpoint: Path) -> Job:
     training, held_out = EPISODES.split(0.1, np.random.default_rng(0))
-    device = torch.device("cpu")
-    job = Job("train_test", "walks-0", 0, params.fit, training, held_out, device, None, folder / checkpoint, "")
-    return train_actor(job, params, policy_type, Killing)
+    return Job("train_test", "walks-0", 0, fit, training, held_out, torch.device("cpu"), None, checkpoint, "")

@@ -254,7 +254,7 @@ class DynamicsParams(Section):
     @model_validator(mode="after")
     def elites_are_members(self) -> Self:
         if self.elites > self.members:
-            raise ValueError(f"elites {self.elites} are more than members {self.members}")
+            raise ValueError(f"elites {self.elites} are more than members {self.members}: lower elites")
         return self
 
 

@@ -103,6 +103,15 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             "train_prior.fit: warmup_updates 50 is not below updates 50",
         ),
         ({"train_prior": {"transformer": {"heads": 5}}}, "train_prior.transformer: width .* is not a multiple of heads 5"),
+        ({"train_mopo": {"dynamics": {"elites": 8}}}, "train_mopo.dynamics: elites 8 are more than members 7: lower elites"),
+        (
+            {"train_mopo": {"dynamics": {"updates": 100}, "fit": {"warmup_updates": 100}}},
+            "train_mopo: fit.warmup_updates 100 is not below dynamics.updates 100",
+        ),
+        (
+            {"train_mopo": {"fit": {"effective_share": 0.5}}},
+            "train_mopo.fit: effective_share must be 1: values are learned from all transitions alike",
+        ),
         (
             {"train_prior": {"fit": {"learning_rate": float("nan")}}},
             "datasets.hopper-a.train_prior.fit.learning_rate: .*finite",

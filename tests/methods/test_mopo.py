@@ -1,6 +1,5 @@
 """MOPO: its losses by hand, what it trains on, and a task whose best policy is known."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +55,6 @@ def learning(params: TrainMopoParams, walks: Transitions) -> ModelBasedOptimizat
     return ModelBasedOptimization(policy, DynamicsEnsemble(params.dynamics, walks, CPU), 1, CPU)
 
 
-@pytest.fixture
-def train(params: TrainMopoParams, tmp_path: Path) -> Callable[..., MopoPolicy]:
-    return lambda folder: optimize(walks_job(params.fit, tmp_path / folder / "checkpoint.pt"), params)
-
-
 def constant_q(losses: torch.nn.Module, *outputs: float) -> None:
     with torch.no_grad():
         *others, bias = losses.qvalue_network_params.parameters()
@@ -89,15 +83,15 @@ def test_the_losses_are_those_computed_by_hand(params: TrainMopoParams, walks: T
 
 
 def test_a_batch_is_recorded_transitions_and_those_of_rollouts(learning: ModelBasedOptimization, walks: Transitions) -> None:
-    recorded, seen = walks.batch(torch.arange(16)), []
+    recorded, seen = walks.batch(torch.arange(128)), []
     learning.losses.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
     found = learning.loss(recorded, training=True)
     (batch,) = seen
-    torch.testing.assert_close(batch["observation"][:4], recorded.observation_BO[:4])
-    torch.testing.assert_close(batch["next", "reward"][:4, 0], recorded.reward_B[:4])
+    torch.testing.assert_close(batch["observation"][:32], recorded.observation_BO[:32])
+    torch.testing.assert_close(batch["next", "reward"][:32, 0], recorded.reward_B[:32])
     kept = learning.rollouts.kept_UBC[0]
-    drawn = torch.cat([batch["observation"], batch["next", "reward"], batch["next", "observation"]], dim=1)[4:]
-    assert len(drawn) == 12
+    drawn = torch.cat([batch["observation"], batch["next", "reward"], batch["next", "observation"]], dim=1)[32:]
+    assert len(drawn) == 96
     assert all(any(torch.equal(row, each[[0, 2, 3]]) for each in kept) for row in drawn)
     torch.testing.assert_close(kept[:, 0], recorded.observation_BO[:, 0])  # where the rollouts start
 
@@ -125,16 +119,24 @@ def test_rewards_are_lowered_by_the_uncertainty_in_raw_units(
     assert penalty == pytest.approx(expected.mean(), rel=1e-5)
 
 
-def test_it_finds_the_best_policy_in_random_walks(train: Callable[..., MopoPolicy]) -> None:
-    assert mean_return(train("walks").act) > share_of_the_best(0.8)
+def test_it_finds_the_best_policy_in_random_walks(params: TrainMopoParams, tmp_path: Path) -> None:
+    policy = optimize(walks_job(params.fit, tmp_path / "checkpoint.pt"), params)
+    assert mean_return(policy.act) > share_of_the_best(0.8)
 
 
-@pytest.mark.parametrize(("module", "calls"), [(DynamicsEnsemble, 300), (ModelBasedOptimization, 500)])
+@pytest.mark.parametrize(("module", "calls"), [(DynamicsEnsemble, 30), (ModelBasedOptimization, 50)])
 def test_training_is_deterministic_and_resumes(
-    train: Callable[..., MopoPolicy], monkeypatch: pytest.MonkeyPatch, module: type[torch.nn.Module], calls: int
+    params: TrainMopoParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: type[torch.nn.Module], calls: int
 ) -> None:
     """A run is killed while it trains the model, or the actor in it."""
-    expected = train("whole").state_dict()
+    few = {"updates": 60, "log_every": 20, "checkpoint_every": 20}
+    dynamics, fit = params.dynamics.model_copy(update={"updates": 40}), params.fit.model_copy(update=few)
+    params = params.model_copy(update={"dynamics": dynamics, "fit": fit, "kept_updates": 20})
+
+    def train(folder: str) -> dict[str, torch.Tensor]:
+        return optimize(walks_job(fit, tmp_path / folder / "checkpoint.pt"), params).state_dict()
+
+    expected = train("whole")
     loss, left = module.loss, iter(range(calls))
 
     def killing(*arguments: object, **named: object) -> object:
@@ -146,7 +148,8 @@ def test_training_is_deterministic_and_resumes(
         patch.setattr(module, "loss", killing)
         with pytest.raises(Killed):
             train("killed")
-    resumed = train("killed").state_dict()
+    assert (tmp_path / "killed/checkpoint.pt").exists() == (module is ModelBasedOptimization)
+    resumed = train("killed")
     for name, weight in expected.items():
         assert torch.equal(weight, resumed[name]), name
 

@@ -40,6 +40,8 @@ class ModelBasedOptimization(nn.Module):
             reduction="sum",
         )
         self.losses.make_value_estimator(gamma=params.discount, device=device)
+        # torchrl 0.14.1 makes this buffer when it is first read; without it, a checkpoint cannot be loaded.
+        assert self.losses.target_entropy == -layout.action_dim
         self._targets = SoftUpdate(self.losses, tau=params.target_rate)
         rollouts = params.fit.batch_size_per_process(world_size())
         self.rollouts = ModelRollouts(layout, params.horizon, rollouts, params.kept_updates, device)

@@ -207,7 +207,7 @@ def test_it_learns_where_the_episode_ends(fitted: DynamicsEnsemble, held_out: Tr
     _, _, end_EB = fitted.predict(batch.observation_BO, batch.action_BA)
     ends = batch.terminated_B.sum().item()
     assert ends > 20
-    assert end_EB[:, batch.terminated_B].mean() > 0.5 > 10 * end_EB[:, ~batch.terminated_B].mean()
+    assert end_EB[:, batch.terminated_B].mean() > 0.35 > 10 * end_EB[:, ~batch.terminated_B].mean()
     assert end_EB.sum(dim=1).tolist() == pytest.approx([ends, ends], rel=0.25)
 
 

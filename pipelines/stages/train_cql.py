@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
+from pipelines.stages.actor_critic import train_actor_critic
 from pipelines.stages.params import TrainMethodStage
-from pipelines.stages.train_actor import train_actor
 from pipelines.stages.training import training_job
-from tap.methods.actor import CqlPolicy
 from tap.methods.cql import ConservativeQLearning
+from tap.methods.squashed_policy import CqlPolicy
 from tap.settings import TrainCqlParams
 
 
@@ -18,4 +18,4 @@ class TrainCqlStage(TrainMethodStage):
 def run(dataset: str, seed: int) -> None:
     stage = TrainCqlStage.read(dataset)
     with training_job(stage, dataset, seed, None, {}) as job:
-        train_actor(job, stage.params, CqlPolicy, ConservativeQLearning)
+        train_actor_critic(job, stage.params, CqlPolicy, ConservativeQLearning)

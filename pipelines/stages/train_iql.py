@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
+from pipelines.stages.actor_critic import train_actor_critic
 from pipelines.stages.params import TrainMethodStage
-from pipelines.stages.train_actor import train_actor
 from pipelines.stages.training import training_job
-from tap.methods.actor import IqlPolicy
 from tap.methods.iql import ImplicitQLearning
+from tap.methods.squashed_policy import IqlPolicy
 from tap.settings import TrainIqlParams
 
 
@@ -18,4 +18,4 @@ class TrainIqlStage(TrainMethodStage):
 def run(dataset: str, seed: int) -> None:
     stage = TrainIqlStage.read(dataset)
     with training_job(stage, dataset, seed, None, {}) as job:
-        train_actor(job, stage.params, IqlPolicy, ImplicitQLearning)
+        train_actor_critic(job, stage.params, IqlPolicy, ImplicitQLearning)

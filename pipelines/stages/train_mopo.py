@@ -7,12 +7,12 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from pipelines.stages.actor_critic import recorded_transitions, train_actor_critic
 from pipelines.stages.params import TrainMethodStage
-from pipelines.stages.train_actor import recorded_transitions, train_actor
 from pipelines.stages.training import SPEED, Job, training_job
-from tap.methods.actor import MopoPolicy
 from tap.methods.dynamics import DynamicsEnsemble
 from tap.methods.mopo import ModelBasedOptimization
+from tap.methods.squashed_policy import MopoPolicy
 from tap.methods.transitions import Transitions
 from tap.settings import TrainMopoParams
 
@@ -50,7 +50,7 @@ def optimize(job: Job, params: TrainMopoParams) -> MopoPolicy:
     def measure() -> dict[str, float]:
         return fitted | one_step_errors(dynamics, measured)
 
-    return train_actor(job, params, MopoPolicy, learning, (training, held_out), measure)
+    return train_actor_critic(job, params, MopoPolicy, learning, (training, held_out), measure)
 
 
 @torch.no_grad()

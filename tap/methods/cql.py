@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchrl.objectives import CQLLoss, SoftUpdate
 
 from tap.distributed import all_reduce_sum
-from tap.methods.actor import CqlPolicy
 from tap.methods.networks import make_actor, make_q, transitions_dict
+from tap.methods.squashed_policy import CqlPolicy
 from tap.methods.transitions import Batch
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tap.data.windows import Layout
 from tap.distributed import all_reduce_sum
-from tap.methods.actor import mlp
+from tap.methods.squashed_policy import mlp
 from tap.methods.transitions import Batch
 from tap.methods.twin_q import TwinQ, lower
 from tap.settings import CriticParams

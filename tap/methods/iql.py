@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torchrl.objectives import IQLLoss, SoftUpdate
 
 from tap.distributed import all_reduce_sum
-from tap.methods.actor import IqlPolicy
 from tap.methods.networks import make_actor, make_q, make_value, transitions_dict
+from tap.methods.squashed_policy import IqlPolicy
 from tap.methods.transitions import Batch
 
 PARTS = {"actor": "actor", "q": "qvalue", "value": "value"}  # of the loss, with torchrl's names

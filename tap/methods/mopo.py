@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchrl.objectives import SACLoss, SoftUpdate
 
 from tap.distributed import all_reduce_sum, world_size
-from tap.methods.actor import MopoPolicy
 from tap.methods.dynamics import DynamicsEnsemble
 from tap.methods.model_rollouts import ModelRollouts
 from tap.methods.networks import make_actor, make_q, transitions_dict
+from tap.methods.squashed_policy import MopoPolicy
 from tap.methods.transitions import Batch, concatenate
 
 

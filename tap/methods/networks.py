@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl.modules import MLP, TanhNormal, ValueOperator
 
 from tap.data.windows import Layout
-from tap.methods.actor import SquashedPolicy
+from tap.methods.squashed_policy import SquashedPolicy
 from tap.methods.transitions import Batch
 from tap.settings import NetworkParams
 

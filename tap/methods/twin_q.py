@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tap.data.windows import Layout, Normalizer
-from tap.methods.actor import mlp
+from tap.methods.squashed_policy import mlp
 from tap.settings import NetworkParams
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.stages.train_actor import train_actor
+from pipelines.stages.actor_critic import train_actor_critic
 from pipelines.stages.training import Job
 from tap.data.episodes import Episodes
 from tap.settings import FitParams
@@ -75,7 +75,7 @@ def train_on_walks(
                 raise Killed
             return super().loss(batch, training)
 
-    return train_actor(walks_job(params.fit, folder / checkpoint), params, policy_type, Killing)
+    return train_actor_critic(walks_job(params.fit, folder / checkpoint), params, policy_type, Killing)
 
 
 def walks_job(fit: FitParams, checkpoint: Path) -> Job:

@@ -10,7 +10,7 @@ import torch
 from points import EPISODES, Killed, mean_return, share_of_the_best, train_on_walks
 
 from tap.data.windows import Layout, Normalizer, fit_normalizer
-from tap.methods.actor import CqlPolicy
+from tap.methods.squashed_policy import CqlPolicy
 from tap.methods.transitions import WINDOWS, Batch
 from tap.settings import NetworkParams, Params, RewardParams, TrainCqlParams
 

@@ -14,7 +14,7 @@ from points import EPISODES, Killed, mean_return, share_of_the_best, train_on_wa
 
 from pipelines.stages import train_methods
 from tap.data.windows import Layout, fit_normalizer
-from tap.methods.actor import IqlPolicy
+from tap.methods.squashed_policy import IqlPolicy
 from tap.methods.transitions import WINDOWS, Batch
 from tap.settings import NetworkParams, Params, RewardParams, TrainIqlParams
 

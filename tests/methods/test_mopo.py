@@ -8,8 +8,8 @@ import torch
 from points import EPISODES, Killed, mean_return, share_of_the_best, walks_job
 
 from tap.data.windows import Layout, fit_normalizer
-from tap.methods.actor import MopoPolicy
 from tap.methods.dynamics import DynamicsEnsemble
+from tap.methods.squashed_policy import MopoPolicy
 from tap.methods.transitions import WINDOWS, Batch, Transitions
 from tap.settings import DynamicsParams, NetworkParams, Params, RewardParams, TrainMopoParams
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipelines.stages.training import DATA, Job
 from tap.data.windows import fit_normalizer
-from tap.methods.actor import SquashedPolicy
+from tap.methods.squashed_policy import SquashedPolicy
 from tap.methods.transitions import WINDOWS, Transitions, reward_scale
 from tap.settings import RewardParams
 
@@ -24,7 +24,7 @@ def recorded_transitions(job: Job, rewards: RewardParams) -> tuple[Transitions, 
     return training, held_out
 
 
-def train_actor(
+def train_actor_critic(
     job: Job,
     params: Any,
     policy_type: type[P],

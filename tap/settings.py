@@ -45,7 +45,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
-STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
+STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_actor", "train_bc", "evaluate")
 
 
 class Section(BaseModel):
@@ -206,6 +206,20 @@ class TrainCriticParams(Section):
     fit: FitParams
 
 
+class TrainActorParams(Section):
+    """An ensemble of MLPs with two hidden layers."""
+
+    members: PositiveInt
+    width: PositiveInt  # of the hidden layers
+    fit: FitParams  # each member gets an equal part of the batch
+
+    @model_validator(mode="after")
+    def members_divide_batch(self) -> Self:
+        if self.fit.batch_size % self.members:
+            raise ValueError(f"fit.batch_size {self.fit.batch_size} is not a multiple of members {self.members}")
+        return self
+
+
 class PlannerParams(Section):
     """The search over codes (paper, section 3.3), or the mean over first codes (critic_weighted and prior_mean)."""
 
@@ -221,10 +235,11 @@ class PlannerParams(Section):
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
+    actor: bool = False  # a mean over codes is moved such that under the prior its first action is the actor's
 
     @property
     def averages(self) -> bool:
-        """Whether a plan is a mean over first codes, which only the last two params concern."""
+        """Whether a plan is a mean over first codes, which only the last three params concern."""
         return self.search in ("critic_weighted", "prior_mean")
 
 
@@ -250,6 +265,7 @@ class Params(Section):
     train_vqvae: TrainVqvaeParams
     train_prior: TrainPriorParams
     train_critic: TrainCriticParams
+    train_actor: TrainActorParams
     train_bc: TrainBcParams
     evaluate: EvaluateParams
 
@@ -290,11 +306,12 @@ class Ablation(Section):
     train_vqvae: dict[str, Any] = {}
     train_prior: dict[str, Any] = {}
     train_critic: dict[str, Any] = {}
+    train_actor: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
 
     @property
     def trains(self) -> bool:
-        return bool(self.train_vqvae or self.train_prior or self.train_critic)
+        return bool(self.train_vqvae or self.train_prior or self.train_critic or self.train_actor)
 
 
 class Ablate(Section):
@@ -318,6 +335,7 @@ class ParamsFile(Section):
     train_vqvae: dict[str, Any]
     train_prior: dict[str, Any]
     train_critic: dict[str, Any]
+    train_actor: dict[str, Any]
     train_bc: dict[str, Any]
     evaluate: dict[str, Any]
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]

@@ -63,6 +63,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
         "train_critic": {"members": 5, "width": 16, "fit": fit},
+        "train_actor": {"members": 2, "width": 16, "fit": fit},
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "evaluate": {
             "episodes": 2,

@@ -26,6 +26,7 @@ from tap.settings import (
     ProtocolParams,
     Scale,
     Section,
+    TrainActorParams,
     TrainBcParams,
     TrainCriticParams,
     TrainPriorParams,
@@ -98,6 +99,14 @@ class TrainCriticStage(StageParams):
     stage: ClassVar[str] = "train_critic"
     scale: Scale
     params: TrainCriticParams
+
+
+class TrainActorStage(StageParams):
+    """The actor's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_actor"
+    scale: Scale
+    params: TrainActorParams
 
 
 class TrainBcStage(StageParams):
@@ -175,6 +184,7 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
                 stages.append(TrainCriticStage(scale=params.scale, params=params.train_critic))
+                stages.append(TrainActorStage(scale=params.scale, params=params.train_actor))
             for stage in stages:
                 yield stage.path(dataset, ablation), stage
 

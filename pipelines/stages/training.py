@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipelines.command_line import main
-from pipelines.stages.params import TrainBcStage, TrainCriticStage, TrainPriorStage, TrainVqvaeStage
+from pipelines.stages.params import TrainActorStage, TrainBcStage, TrainCriticStage, TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes, Selection
 from tap.data.sampling import by_return
 from tap.device import choose_device
@@ -120,7 +120,7 @@ def launch(run: Callable[..., None]) -> None:
 
 @contextmanager
 def training_job(
-    stage: TrainVqvaeStage | TrainPriorStage | TrainCriticStage | TrainBcStage,
+    stage: TrainVqvaeStage | TrainPriorStage | TrainCriticStage | TrainActorStage | TrainBcStage,
     dataset: str,
     seed: int,
     ablation: str | None,

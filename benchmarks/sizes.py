@@ -10,6 +10,7 @@ import yaml
 
 from tap.data.episodes import Episodes
 from tap.data.windows import Layout, Normalizer, Windows
+from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
@@ -46,7 +47,8 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
     vqvae, prior = vqvae.to(device).eval(), prior.to(device).eval()
     critic = Critic(params.train_critic, vqvae).to(device).eval()
     critic.held_out_error = 1.0
-    return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic)
+    actor = Actor(params.train_actor, layout).to(device).eval()
+    return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic, actor)
 
 
 def random_observations(count: int, layout: Layout) -> np.ndarray:

@@ -67,7 +67,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "evaluate": {
             "episodes": 2,
-            "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},
+            "planner": {"search": "beam", "actor": False, "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},
         },
     }
 

@@ -3,7 +3,8 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, train_bc, evaluate, methods
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, train_actor, train_bc, evaluate,
+                                               methods
     data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also the stages that train them
 
 Example: python -m pipelines.stages.params

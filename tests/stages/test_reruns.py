@@ -58,7 +58,7 @@ def test_deps_name_the_imported_code_that_decides_results(stage: str) -> None:
     assert stage == "params" or not any(name.startswith(BESIDE) and name != "tap.results" for name in named)
 
 
-@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior", "train_critic", "train_bc"])
+@pytest.mark.parametrize("stage", ["train_vqvae", "train_prior", "train_critic", "train_actor", "train_bc"])
 def test_a_checkpoint_is_of_the_code_that_deps_name(stage: str) -> None:
     code = f"import json, pipelines.stages.{stage}, pipelines.stages.training as t; print(json.dumps(list(t.decisive_code())))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
@@ -145,6 +145,7 @@ def restored(request: pytest.FixtureRequest) -> Any:
         (set_to(0.2, "train_vqvae", "codebook", "dead_usage"), names({"train_vqvae", "ablation_vqvae"})),
         (set_to(0.2, "train_prior", "fit", "weight_decay"), names({"train_prior", "ablation_prior"})),
         (set_to(0.02, "train_critic", "fit", "weight_decay"), names({"train_critic", "ablation_critic"})),
+        (set_to(0.02, "train_actor", "fit", "weight_decay"), names({"train_actor", "ablation_actor"})),
         (set_to(True, "fetch", "clip_actions"), names({"fetch"})),
     ],
 )
@@ -169,6 +170,7 @@ def test_a_changed_param(edited: Path, change: Callable[[dict[str, Any]], None],
         ("tap/methods/behaviour_cloning.py", {"train_methods"}),
         ("tap/model/prior.py", {"train_prior", "ablation_prior"}),
         ("tap/model/critic.py", {"train_critic", "ablation_critic"}),
+        ("tap/model/actor.py", {"train_actor", "ablation_actor"}),
         ("tap/model/vqvae.py", {"train_vqvae", "ablation_vqvae"}),
         ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae", "train_methods"}),
         ("tap/data/hdf5.py", {"fetch"}),

@@ -12,6 +12,7 @@ from tap.data.episodes import Episodes
 from tap.data.windows import Layout, Normalizer, Windows
 from tap.methods.discretizer import Discretizer
 from tap.methods.trajectory_transformer import TrajectoryTransformer
+from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.vqvae import VQVAE
@@ -48,7 +49,8 @@ def random_policy(params: Params, layout: Layout, device: torch.device) -> Polic
     vqvae, prior = vqvae.to(device).eval(), prior.to(device).eval()
     critic = Critic(params.train_critic, vqvae).to(device).eval()
     critic.held_out_error = 1.0
-    return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic)
+    actor = Actor(params.train_actor, layout).to(device).eval()
+    return Policy(vqvae, normalizer, prior, params.evaluate.planner, device, critic, actor)
 
 
 def random_trajectory_transformer(params: Params, layout: Layout, device: torch.device) -> TrajectoryTransformer:

@@ -4,10 +4,12 @@
     data/metrics/train_vqvae/KEY.json    TrainingMetrics
     data/metrics/train_prior/KEY.json    TrainingMetrics
     data/metrics/train_critic/KEY.json   TrainingMetrics
+    data/metrics/train_actor/KEY.json    TrainingMetrics
     data/metrics/train_METHOD/KEY.json   TrainingMetrics
     data/lineage/train_vqvae/KEY.json    Lineage
     data/lineage/train_prior/KEY.json    Lineage
     data/lineage/train_critic/KEY.json   Lineage
+    data/lineage/train_actor/KEY.json    Lineage
     data/lineage/train_METHOD/KEY.json   Lineage
     data/metrics/evaluate/KEY.json       Evaluation
     data/metrics/ablations/KEY.json      Evaluation

@@ -361,6 +361,20 @@ class TrainCriticParams(Section):
     fit: FitParams
 
 
+class TrainActorParams(Section):
+    """An ensemble of MLPs with two hidden layers."""
+
+    members: PositiveInt
+    width: PositiveInt  # of the hidden layers
+    fit: FitParams  # each member gets an equal part of the batch
+
+    @model_validator(mode="after")
+    def members_divide_batch(self) -> Self:
+        if self.fit.batch_size % self.members:
+            raise ValueError(f"fit.batch_size {self.fit.batch_size} is not a multiple of members {self.members}")
+        return self
+
+
 class PlannerParams(Section):
     """The search over codes (paper, section 3.3), or the mean over first codes (critic_weighted and prior_mean)."""
 
@@ -376,10 +390,11 @@ class PlannerParams(Section):
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
+    actor: bool = False  # a mean over codes is moved such that under the prior its first action is the actor's
 
     @property
     def averages(self) -> bool:
-        """Whether a plan is a mean over first codes, which only the last two params concern."""
+        """Whether a plan is a mean over first codes, which only the last three params concern."""
         return self.search in ("critic_weighted", "prior_mean")
 
 
@@ -405,6 +420,7 @@ class Params(Section):
     train_vqvae: TrainVqvaeParams
     train_prior: TrainPriorParams
     train_critic: TrainCriticParams
+    train_actor: TrainActorParams
     evaluate: EvaluateParams
     # One for each method: `params_section` names it. A file may lack those of methods that it does not list.
     train_bc: TrainBcParams | None = None
@@ -461,11 +477,12 @@ class Ablation(Section):
     train_vqvae: dict[str, Any] = {}
     train_prior: dict[str, Any] = {}
     train_critic: dict[str, Any] = {}
+    train_actor: dict[str, Any] = {}
     evaluate: dict[str, Any] = {}
 
     @property
     def trains(self) -> bool:
-        return bool(self.train_vqvae or self.train_prior or self.train_critic)
+        return bool(self.train_vqvae or self.train_prior or self.train_critic or self.train_actor)
 
 
 class Ablate(Section):
@@ -489,6 +506,7 @@ class ParamsFile(Section):
     train_vqvae: dict[str, Any]
     train_prior: dict[str, Any]
     train_critic: dict[str, Any]
+    train_actor: dict[str, Any]
     evaluate: dict[str, Any]
     train_bc: dict[str, Any] = {}
     train_bc_10: dict[str, Any] = {}

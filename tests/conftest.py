@@ -70,6 +70,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
         "train_critic": {"members": 5, "width": 16, "fit": fit},
+        "train_actor": {"members": 2, "width": 16, "fit": fit},
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_bc_10": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_iql": {"network": {"layers": 1, "width": 8}, "fit": fit},
@@ -85,7 +86,7 @@ def tiny_tree() -> dict[str, Any]:
         },
         "evaluate": {
             "episodes": 2,
-            "planner": {"search": "beam", "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},
+            "planner": {"search": "beam", "actor": False, "horizon": 6, "beam_width": 4, "expansion_factor": 2, "samples": 16},
         },
     }
 

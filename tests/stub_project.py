@@ -18,6 +18,7 @@ train_vqvae: {}
 train_prior: {}
 train_bc: {}
 train_critic: {}
+train_actor: {}
 evaluate: {}
 scales: {}
 """
@@ -84,10 +85,18 @@ stages:
     cmd: python stage.py train_critic@${item.dataset}-${item.seed} data/critic/${item.dataset}-${item.seed}
     deps: ["data/vqvae/${item.dataset}-${item.seed}"]
     outs: ["data/critic/${item.dataset}-${item.seed}"]
+  train_actor:
+    matrix: *each
+    cmd: python stage.py train_actor@${item.dataset}-${item.seed} data/actor/${item.dataset}-${item.seed}
+    deps: ["data/vqvae/${item.dataset}-${item.seed}"]
+    outs: ["data/actor/${item.dataset}-${item.seed}"]
   evaluate:
     matrix: *each
     cmd: python stage.py evaluate@${item.dataset}-${item.seed} data/metrics/evaluate/${item.dataset}-${item.seed}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
+    deps: &models
+      - data/prior/${item.dataset}-${item.seed}
+      - data/critic/${item.dataset}-${item.seed}
+      - data/actor/${item.dataset}-${item.seed}
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
   train_methods:
     matrix: &method {dataset: "${datasets}", seed: "${seeds}", method: "${methods}"}
@@ -112,7 +121,7 @@ stages:
     cmd: >-
       python stage.py ablations@${item.dataset}-${item.seed}-${item.ablation}
       data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json
-    deps: ["data/prior/${item.dataset}-${item.seed}", "data/critic/${item.dataset}-${item.seed}"]
+    deps: *models
     outs: ["data/metrics/ablations/${item.dataset}-${item.seed}-${item.ablation}.json"]
   report:
     cmd: python stage.py report data/report

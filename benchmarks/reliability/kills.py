@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT / "tests"))  # as pytest does
 from conftest import copy_project, metrics, tiny_tree  # noqa: E402
 
 DATASET, SEED = "my-hopper", 0
-STAGES = ("train_vqvae", "train_prior", "train_critic", "evaluate", "diagnose", "report")
+STAGES = ("train_vqvae", "train_prior", "train_critic", "train_actor", "evaluate", "diagnose", "report")
 METRICS = STAGES[:-1]
 CASE = "TAP_KILLS_CASE"  # an environment variable: which case a process belongs to
 PATIENCE = 1800  # seconds for a command, after which it counts as hanging; the machine may be busy
@@ -110,10 +110,10 @@ def results(folder: Path) -> dict[str, Any]:
         str(path.relative_to(folder)): path.read_text() for path in sorted(folder.glob("data/plots/train_*/*.csv"))
     }
     found["report"] = (folder / "data/report/index.html").exists()
-    folders = [folder / weights_folder(stage, key) for stage in ("train_vqvae", "train_prior", "train_critic")]
+    folders = [folder / weights_folder(stage, key) for stage in ("train_vqvae", "train_prior", "train_critic", "train_actor")]
     found["weights"] = {str(path.relative_to(folder)): sha256(path) for each in folders for path in sorted(each.iterdir())}
     planner = json.loads((folder / f"data/params/{DATASET}/evaluate.json").read_text())["params"]["planner"]
-    planner["search"] = "critic_weighted"  # so that all three are loaded
+    planner |= {"search": "critic_weighted", "actor": True}  # so that all are loaded
     Policy.join(*folders, PlannerParams.model_validate(planner), torch.device("cpu"))
     return found
 

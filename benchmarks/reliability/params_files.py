@@ -73,6 +73,10 @@ train_critic:
   width: 16
   episode_share: 0.7
   fit:{FIT}
+train_actor:
+  members: 2
+  width: 16
+  fit:{FIT}
 train_bc:
   network: {{layers: 1, width: 8}}
   fit:{FIT}

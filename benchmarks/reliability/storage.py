@@ -44,7 +44,19 @@ from pipelines.orchestration import repro
 
 ROOT = Path(__file__).parents[2]
 DATASET, SEED = "my-hopper", "0"
-ALL = ("params", "fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate", "methods", "diagnose", "report")
+ALL = (
+    "params",
+    "fetch",
+    "train_vqvae",
+    "train_prior",
+    "train_critic",
+    "train_actor",
+    "train_bc",
+    "evaluate",
+    "methods",
+    "diagnose",
+    "report",
+)
 ARGUMENTS = {"params": [], "report": [], "fetch": [DATASET], "methods": [DATASET, SEED, "bc"]}  # of others: dataset and seed
 TREE = "dvc repro"
 VARIABLE = ("latency_ms", "runs", "training_minutes", "run_id", "minutes", "model_digest")  # of equal runs
@@ -111,6 +123,7 @@ def make_project(folder: Path) -> None:
         "train_vqvae": {"windows": {"length": 6}, "codebook": {"size": 8, "dim": 4}, "transformer": transformer, "fit": fit},
         "train_prior": {"transformer": transformer, "fit": fit},
         "train_critic": {"members": 5, "width": 16, "fit": fit},
+        "train_actor": {"members": 2, "width": 16, "fit": fit},
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit},
         "evaluate": {"episodes": 2, "planner": planner},
     }

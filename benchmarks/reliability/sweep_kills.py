@@ -38,7 +38,7 @@ from team import DATASET, Team, wait_until
 
 SERVICE = "TAP_KILLS_SERVICE"  # an environment variable: which service a process belongs to
 SERVERS, WORKERS = ("prefect", "mlflow"), ("one", "two")
-STAGES = ("train_vqvae", "train_prior", "train_critic", "evaluate")
+STAGES = ("train_vqvae", "train_prior", "train_critic", "train_actor", "evaluate")
 SEEDS = 3  # of a sweep
 PAUSE = 40  # seconds from a kill to the next, at most
 RESTART = 5  # seconds until a service that ended, or a sweep that failed, is started again

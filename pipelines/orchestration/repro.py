@@ -67,9 +67,9 @@ class Instance:
 
 
 PARAMS_STAGE = Instance("params")
-TAP = ("train_vqvae", "train_prior", "train_critic", "evaluate")
+TAP = ("train_vqvae", "train_prior", "train_critic", "train_actor", "evaluate")
 OTHER_METHOD = ("train_methods", "methods")
-MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
+MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "ablation_actor", "model_ablations")
 # The stages of the same dataset, seed and variant whose results each stage reads, as `deps` and `outs` of dvc.yaml say.
 BUILDS_ON = {
     "params": (),
@@ -77,15 +77,17 @@ BUILDS_ON = {
     "train_vqvae": ("fetch",),
     "train_prior": ("train_vqvae",),
     "train_critic": ("train_vqvae",),
-    "evaluate": ("train_prior", "train_critic"),
+    "train_actor": ("train_vqvae",),
+    "evaluate": ("train_prior", "train_critic", "train_actor"),
     "diagnose": ("evaluate",),
     "train_methods": ("fetch",),
     "methods": ("train_methods",),
-    "ablations": ("train_prior", "train_critic"),
+    "ablations": ("train_prior", "train_critic", "train_actor"),
     "ablation_vqvae": ("fetch",),
     "ablation_prior": ("ablation_vqvae",),
     "ablation_critic": ("ablation_vqvae",),
-    "model_ablations": ("ablation_prior", "ablation_critic"),
+    "ablation_actor": ("ablation_vqvae",),
+    "model_ablations": ("ablation_prior", "ablation_critic", "ablation_actor"),
 }
 
 

@@ -21,7 +21,7 @@ from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import model_name
 
-MODELS = ("train_vqvae", "train_prior", "train_critic")  # the stages that train them
+MODELS = ("train_vqvae", "train_prior", "train_critic", "train_actor")  # the stages that train them
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -77,13 +77,14 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior, critic = (weights_folder(stage, key) for stage in MODELS)
-    return Policy.join(vqvae, prior, critic, params.planner, choose_device(runtime.device))
+    vqvae, prior, critic, actor = (weights_folder(stage, key) for stage in MODELS)
+    return Policy.join(vqvae, prior, critic, actor, params.planner, choose_device(runtime.device))
 
 
 def trained_by(policy: Policy) -> tuple[str, ...]:
     """The stages that trained the models which the policy uses."""
-    return MODELS if policy.critic else MODELS[:-1]
+    used = {"train_critic": policy.critic is not None, "train_actor": policy.actor is not None}
+    return tuple(stage for stage in MODELS if used.get(stage, True))
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
@@ -93,6 +94,7 @@ def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:
         "train_vqvae": policy.vqvae.params.model_dump(mode="json"),
         "train_prior": policy.prior.params.model_dump(mode="json"),
         **({"train_critic": policy.critic.params.model_dump(mode="json")} if policy.critic else {}),
+        **({"train_actor": policy.actor.params.model_dump(mode="json")} if policy.actor else {}),
         "evaluate": resolved.params.model_dump(mode="json", exclude={"latency_budget_ms"}),
     }
     return digest(parts, facts)

@@ -3,7 +3,7 @@
 The other stages read these files, and depend on them instead of on params.yaml. So a stage goes stale if one of its own params
 changes, in whichever layer of params.yaml, but not if a dataset is added or another stage's params change.
 
-    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, evaluate
+    data/params/DATASET/STAGE.json             fetch, train_vqvae, train_prior, train_critic, train_actor, evaluate
     data/params/DATASET/train_METHOD.json      of each method that params.yaml lists, with digests of its code
     data/params/DATASET/methods_METHOD.json
     data/params/DATASET/ABLATION/STAGE.json    evaluate; for an ablation that trains models also the stages that train them
@@ -32,6 +32,7 @@ from tap.settings import (
     ProtocolParams,
     Scale,
     Section,
+    TrainActorParams,
     TrainCriticParams,
     TrainPriorParams,
     TrainVqvaeParams,
@@ -106,6 +107,14 @@ class TrainCriticStage(StageParams):
     stage: ClassVar[str] = "train_critic"
     scale: Scale
     params: TrainCriticParams
+
+
+class TrainActorStage(StageParams):
+    """The actor's params; the scale is for people to see."""
+
+    stage: ClassVar[str] = "train_actor"
+    scale: Scale
+    params: TrainActorParams
 
 
 class TrainMethodStage(StageParams):
@@ -198,6 +207,7 @@ def resolve(params_yaml: Path) -> Iterator[tuple[Path, StageParams]]:
                 stages.append(TrainVqvaeStage(scale=params.scale, params=params.train_vqvae))
                 stages.append(TrainPriorStage(scale=params.scale, params=params.train_prior))
                 stages.append(TrainCriticStage(scale=params.scale, params=params.train_critic))
+                stages.append(TrainActorStage(scale=params.scale, params=params.train_actor))
             for stage in stages:
                 yield stage.path(dataset, ablation), stage
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.command_line import main
-from pipelines.stages.params import TrainCriticStage, TrainMethodStage, TrainPriorStage, TrainVqvaeStage
+from pipelines.stages.params import TrainActorStage, TrainCriticStage, TrainMethodStage, TrainPriorStage, TrainVqvaeStage
 from tap.data.episodes import Episodes, Selection
 from tap.data.sampling import by_return
 from tap.device import choose_device
@@ -148,7 +148,7 @@ def launch(run: Callable[..., None]) -> None:
 
 @contextmanager
 def training_job(
-    stage: TrainVqvaeStage | TrainPriorStage | TrainCriticStage | TrainMethodStage,
+    stage: TrainVqvaeStage | TrainPriorStage | TrainCriticStage | TrainActorStage | TrainMethodStage,
     dataset: str,
     seed: int,
     ablation: str | None,

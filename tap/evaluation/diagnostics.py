@@ -60,7 +60,7 @@ class Distribution:
 def with_planner(policy: Policy, **changes: Any) -> Policy:
     """The same models with changed planner params."""
     params = policy.params.model_copy(update=changes)
-    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device, policy.critic)
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device, policy.critic, policy.actor)
 
 
 def candidates(policy: Policy, env: Environment, state: State, planner_seed: int, episode: int) -> Plan:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tap.cuda_graph import Graphed
 from tap.data.windows import Normalizer
+from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.model.prior import Prior
 from tap.model.transformer import extend
@@ -118,15 +119,24 @@ class Candidates:
 class Planner:
     """Plans with the models of one policy: by beam search, by sampling, or as the mean over single codes.
 
-    Raises ValueError if the search needs a critic and there is none.
+    Raises ValueError if the search needs a critic or an actor and there is none.
     """
 
     def __init__(
-        self, vqvae: VQVAE, prior: Prior, normalizer: Normalizer, params: PlannerParams, critic: Critic | None = None
+        self,
+        vqvae: VQVAE,
+        prior: Prior,
+        normalizer: Normalizer,
+        params: PlannerParams,
+        critic: Critic | None = None,
+        actor: Actor | None = None,
     ) -> None:
         if params.search == "critic_weighted" and critic is None:
             raise ValueError("search critic_weighted needs a critic: run the stage train_critic, or choose another search")
-        self.vqvae, self.prior, self.normalizer, self.params, self.critic = vqvae, prior, normalizer, params, critic
+        if params.averages and params.actor and actor is None:
+            raise ValueError("planner.actor needs an actor: run the stage train_actor, or set it to false")
+        self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
+        self.critic, self.actor = critic, actor if params.averages and params.actor else None
         # Of a mean over codes: tau, in units of return.
         self.temperature = params.temperature * critic.held_out_error if params.search == "critic_weighted" and critic else 1.0
         self.num_codes = 1 if params.averages else params.horizon // vqvae.params.latent_step
@@ -248,7 +258,7 @@ class Planner:
         return_R = self.normalizer.denormalize(self.critic.values(state_NO, codes_NC)[..., None], column).flatten()
         return Candidates(codes_R1, steps, log_probability_R, return_R, return_R + self.temperature * log_probability_R)
 
-    def average(self, scored: Candidates, states: int) -> Candidates:
+    def average(self, scored: Candidates, state_NO: Tensor) -> Candidates:
         """Of each state's plans from `score_codes`, the mean with weights w_k proportional to exp(score_k / tau): R = N rows.
 
         Of critic_weighted, w_k is proportional to p_k exp(Q_k / tau), which maximises the objective
@@ -256,19 +266,28 @@ class Planner:
         policy in the data, with codes as actions (Peters et al. 2010, REPS; Peng et al. 2019, AWR). As in MPPI (Williams et al.
         2017), not one of the actions is executed but their weighted mean. Of prior_mean, w = p, and the first action is an
         estimate of the data's mean action.
+
+        An actor estimates that better. With it, the first actions of all codes are moved by what makes their mean under the
+        prior that of the actor: so prior_mean executes the actor's action, and critic_weighted changes it by as much as its
+        weights change the mean.
         """
-        log_weights_NK = (scored.score_R / self.temperature).view(states, -1).log_softmax(dim=1)
+        N, layout = len(state_NO), self.vqvae.layout
+        log_weights_NK = (scored.score_R / self.temperature).view(N, -1).log_softmax(dim=1)
         weights_NK = log_weights_NK.exp()
-        best_N = scored.score_R.view(states, -1).argmax(dim=1)
+        best_N = scored.score_R.view(N, -1).argmax(dim=1)
         rows_N = _rows_of(best_N[:, None], weights_NK.shape[1])
 
-        def mean(values_R: Tensor) -> Tensor:
-            values_NK = values_R.view(*weights_NK.shape, *values_R.shape[1:])
-            return torch.einsum("nk,nk...->n...", weights_NK, values_NK)
+        def mean(values_R: Tensor, shares_NK: Tensor = weights_NK) -> Tensor:
+            values_NK = values_R.view(*shares_NK.shape, *values_R.shape[1:])
+            return torch.einsum("nk,nk...->n...", shares_NK, values_NK)
 
         return_N = mean(scored.predicted_return_R)
         divergence_N = mean(log_weights_NK.flatten() - scored.log_probability_R)
         steps = Decoded(mean(scored.steps.transitions_BTX), mean(scored.steps.end_logits_BT))
+        if self.actor:
+            prior_NK = scored.log_probability_R.view(N, -1).softmax(dim=1)
+            action_RA = scored.steps.transitions_BTX[:, 0, layout.action]
+            steps.transitions_BTX[:, 0, layout.action] += self.actor(state_NO) - mean(action_RA, prior_NK)
         score_N = return_N - self.temperature * divergence_N
         return Candidates(scored.codes_RM[rows_N], steps, scored.log_probability_R[rows_N], return_N, score_N)
 
@@ -315,7 +334,7 @@ class Planner:
         state_NO = self.normalizer.normalize(observations_NO, layout.observation)
         if self.params.averages:
             scored = self.score_codes(state_NO, min(self.params.likeliest_codes, self.vqvae.params.codebook.size))
-            found = self.average(scored, N) if best else scored
+            found = self.average(scored, state_NO) if best else scored
         else:
             search = self.beam_search if self.params.search == "beam" else self.sample_plans
             found = search(state_NO, noise)

@@ -11,6 +11,7 @@ import torch
 from tap.data.observations import check_observations, ood_reasons
 from tap.data.windows import Normalizer
 from tap.files import write_json
+from tap.model.actor import Actor, load_actor, save_actor
 from tap.model.critic import Critic, load_critic, save_critic
 from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import load_description
@@ -31,10 +32,11 @@ class Policy:
         params: PlannerParams,
         device: torch.device,
         critic: Critic | None = None,
+        actor: Actor | None = None,
     ) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
-        self.critic = critic
-        self.planner = Planner(vqvae, prior, normalizer, params, critic)
+        self.critic, self.actor = critic, actor
+        self.planner = Planner(vqvae, prior, normalizer, params, critic, actor)
 
     @property
     def observation_dim(self) -> int:
@@ -86,23 +88,32 @@ class Policy:
         save_prior(folder, self.prior)
         if self.critic:
             save_critic(folder, self.critic)
+        if self.actor:
+            save_actor(folder, self.actor)
         write_json(folder / "planner.json", self.params.model_dump(mode="json"))
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read a policy that `save` wrote. Raises ValueError if files are missing or damaged."""
         params = load_description(folder, "planner", PlannerParams)
-        return cls.join(folder, folder, folder, params, torch.device(device))
+        return cls.join(folder, folder, folder, folder, params, torch.device(device))
 
     @classmethod
     def join(
-        cls, vqvae_folder: Path, prior_folder: Path, critic_folder: Path, params: PlannerParams, device: torch.device
+        cls,
+        vqvae_folder: Path,
+        prior_folder: Path,
+        critic_folder: Path,
+        actor_folder: Path,
+        params: PlannerParams,
+        device: torch.device,
     ) -> Self:
-        """Assemble a policy from the output folders of the training stages; the critic only if the search needs it.
+        """Assemble a policy from the output folders of the training stages; critic and actor only if the search needs them.
 
         Raises ValueError as `load` does.
         """
         vqvae, normalizer = load_vqvae(vqvae_folder, device)
         prior = load_prior(prior_folder, vqvae.params, vqvae.layout.observation_dim, device)
         critic = load_critic(critic_folder, vqvae, device) if params.search == "critic_weighted" else None
-        return cls(vqvae, normalizer, prior, params, device, critic)
+        actor = load_actor(actor_folder, vqvae.layout, device) if params.averages and params.actor else None
+        return cls(vqvae, normalizer, prior, params, device, critic, actor)

@@ -88,12 +88,13 @@ def _plot_returns(axes: Axes, validation: ValidationReport) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def loss_figure(vqvae: Sequence[Curves], prior: Sequence[Curves], critic: Sequence[Curves]) -> Figure:
+def loss_figure(vqvae: Sequence[Curves], prior: Sequence[Curves], critic: Sequence[Curves], actor: Sequence[Curves]) -> Figure:
     """Training and held-out loss of each model against updates, one pair of lines per seed."""
     panels = {
         ("VQ-VAE: reconstruction and commitment", "loss (log scale)"): vqvae,
         ("Prior: cross-entropy of the next code", "loss (nats per code)"): prior,
         ("Critic: squared error of normalised returns", "loss (log scale)"): critic,
+        ("Actor: Huber's loss of normalised actions", "loss (log scale)"): actor,
     }
     panels = {words: curves for words, curves in panels.items() if curves}
     with rc_context(STYLE):

@@ -115,17 +115,18 @@ def _training_pictures(dataset: str, plots: Path) -> list[Picture]:
     vqvae = [read_curves(path) for path in seed_files(plots / "train_vqvae", dataset, "csv").values()]
     prior = [read_curves(path) for path in seed_files(plots / "train_prior", dataset, "csv").values()]
     critic = [read_curves(path) for path in seed_files(plots / "train_critic", dataset, "csv").values()]
-    found = []
-    if vqvae or prior or critic:
+    actor = [read_curves(path) for path in seed_files(plots / "train_actor", dataset, "csv").values()]
+    every, found = [*vqvae, *prior, *critic, *actor], []
+    if every:
         caption = (
             "One pair of lines per seed. The held-out loss is of all held-out episodes alike. Where training draws episodes "
             "with high returns more often (effective_share below 1), it is higher even without overfitting; look for a rise."
         )
-        if not any("held_out_loss" in curves for curves in [*vqvae, *prior, *critic]):
+        if not any("held_out_loss" in curves for curves in every):
             caption = "One line per seed, of the training loss: no episode is held out, so overfitting would not show."
-        last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in [*vqvae, *prior, *critic])
+        last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in every)
         alt = f"Losses of all models against updates; last training losses by model and seed: {last}."
-        found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior, critic)))
+        found.append(Picture(f"{dataset}-losses", "Losses", caption, alt, loss_figure(vqvae, prior, critic, actor)))
     if vqvae:
         caption = "One line per seed. A codebook with few codes in use has collapsed: its plans hardly differ."
         last = ", ".join(f"{curves['codebook_usage'][-1]:.0%}" for curves in vqvae)

@@ -102,7 +102,7 @@ def _training_metrics(metrics: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """By training stage and instance, the last metrics."""
     stages = {
         stage: {path.stem: TrainingMetrics.read(path).as_json() for path in sorted((metrics / stage).glob("*.json"))}
-        for stage in ("train_vqvae", "train_prior", "train_critic", *(f"train_{method}" for method in METHODS))
+        for stage in ("train_vqvae", "train_prior", "train_critic", "train_actor", *(f"train_{method}" for method in METHODS))
     }
     return {stage: instances for stage, instances in stages.items() if instances}
 

@@ -115,7 +115,8 @@ def _search(planner: Mapping[str, Any]) -> str:
             f"beam search, width {planner['beam_width']}, expansion {planner['expansion_factor']}, {planner['horizon']} steps"
         )
     if planner["search"] == "prior_mean":
-        return "none: the mean over all first codes, weighted by the prior"
+        executed = ", moved to the action of an ensemble of networks, the actor" if planner.get("actor") else ""
+        return f"none: the mean over the likeliest first codes, weighted by the prior{executed}"
     if planner["search"] == "critic_weighted":
         return f"none: the mean over all first codes, weighted by prior and critic, temperature {planner['temperature']:g}"
     return f"{planner['search'].replace('_', ' ')}, {planner['samples']} plans, {planner['horizon']} steps"

@@ -24,7 +24,7 @@ from pipelines.orchestration.repro import Instance
 pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
 
 CHAIN = [
-    *("params", "fetch@a", "train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "evaluate@a-0"),
+    *("params", "fetch@a", "train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "train_actor@a-0", "evaluate@a-0"),
     *("train_methods@a-0-bc", "methods@a-0-bc", "diagnose@a-0", "ablations@a-0-no-search", "report"),
 ]
 
@@ -167,7 +167,7 @@ def test_nothing_is_built_on_a_failed_stage(project: Path, prefect_server: None)
     (project / "fail").write_text("train_vqvae@a-0")
     with pytest.raises(ValueError, match=r"stage train_vqvae@a-0 failed"):
         flow.run(["a"], None, promote=False, jobs=2)
-    tap = ("train_prior", "train_critic", "evaluate", "ablations", "diagnose")
+    tap = ("train_prior", "train_critic", "train_actor", "evaluate", "ablations", "diagnose")
     assert not [name for name in ran(project) if name == "report" or (name.startswith(tap) and "a-0" in name)]
 
 

@@ -14,7 +14,7 @@ from team import DATASET, Team, wait_until
 
 pytestmark = pytest.mark.sweep
 SEEDS = [0, 1, 2]
-STAGES = ("train_vqvae", "train_prior", "train_critic", "evaluate")
+STAGES = ("train_vqvae", "train_prior", "train_critic", "train_actor", "evaluate")
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,8 @@ def test_what_one_clone_has_computed_is_restored_in_another(
     def show(line: str, passing: bool) -> None:
         lines.append(line)
 
-    chain = ["params", "fetch@a", "train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "evaluate@a-0"]
+    trained = ["train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "train_actor@a-0"]
+    chain = ["params", "fetch@a", *trained, "evaluate@a-0"]
 
     monkeypatch.chdir(clones[0])
     for stage in chain:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.planning.planner import (
     MAX_BATCH_STATES,
@@ -15,7 +16,7 @@ from tap.planning.planner import (
     sample_distinct_codes,
 )
 from tap.planning.policy import Policy
-from tap.settings import Params, TrainCriticParams
+from tap.settings import Params, TrainActorParams, TrainCriticParams
 
 
 def generators(*seeds: int) -> list[torch.Generator]:
@@ -24,7 +25,7 @@ def generators(*seeds: int) -> list[torch.Generator]:
 
 def with_planner(policy: Policy, **changes: object) -> Policy:
     params = policy.params.model_copy(update=changes)
-    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device, policy.critic)
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, params, policy.device, policy.critic, policy.actor)
 
 
 def with_critic(policy: Policy, params: TrainCriticParams, **changes: object) -> Policy:
@@ -34,6 +35,14 @@ def with_critic(policy: Policy, params: TrainCriticParams, **changes: object) ->
     critic.held_out_error = 0.8
     joined = Policy(policy.vqvae, policy.normalizer, policy.prior, policy.params, policy.device, critic)
     return with_planner(joined, **{"search": "critic_weighted"} | changes)
+
+
+def with_actor(policy: Policy, params: TrainActorParams) -> Policy:
+    """The policy with a random actor, which its planner uses."""
+    torch.manual_seed(2)
+    planner = policy.params.model_copy(update={"actor": True})
+    actor = Actor(params, policy.vqvae.layout).eval()
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, planner, policy.device, policy.critic, actor)
 
 
 def exhaustive(policy: Policy, observation: np.ndarray) -> tuple[tuple[int, ...], float, np.ndarray]:
@@ -264,6 +273,29 @@ def test_a_mean_over_codes_is_the_one_computed_code_by_code(tiny_policy: Policy,
         assert found.codes[n, 0] == weights.argmax()
         assert found.predicted_return[n] == pytest.approx(predicted, rel=1e-4)
         assert found.score[n] == pytest.approx(score, rel=1e-4)
+
+
+@pytest.mark.parametrize("search", ["critic_weighted", "prior_mean"])
+def test_a_mean_over_codes_is_moved_to_the_actor(tiny_policy: Policy, tiny_params: Params, search: str) -> None:
+    """Of the prior's mean, the first action is the actor's; critic weights change it as they change the prior's mean."""
+    mean = with_planner(tiny_policy, search="prior_mean")
+    plain = with_critic(tiny_policy, tiny_params.train_critic) if search == "critic_weighted" else mean
+    moved, layout = with_actor(plain, tiny_params.train_actor), tiny_policy.vqvae.layout
+    observations = np.random.default_rng(6).normal(size=(5, 11)).astype(np.float32)
+    states = moved.normalizer.normalize(torch.from_numpy(observations), layout.observation)
+    assert moved.actor
+    with torch.no_grad():
+        acted = moved.normalizer.denormalize(moved.actor(states), layout.action).numpy()
+    before, after, of_prior = (policy.plan(observations, generators(*range(5))) for policy in (plain, moved, mean))
+    expected = acted + before.actions[:, 0] - of_prior.actions[:, 0]
+    np.testing.assert_allclose(after.actions[:, 0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(after.actions[:, 1:], before.actions[:, 1:])
+    np.testing.assert_array_equal(after.observations, before.observations)
+
+
+def test_an_actor_that_is_asked_for_must_be_there(tiny_policy: Policy) -> None:
+    with pytest.raises(ValueError, match=r"planner.actor needs an actor: run the stage train_actor"):
+        with_planner(tiny_policy, search="prior_mean", actor=True)
 
 
 def test_no_other_weights_have_a_higher_objective(tiny_policy: Policy, tiny_params: Params) -> None:

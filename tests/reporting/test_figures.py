@@ -21,7 +21,7 @@ def test_curves_may_have_gaps(tmp_path: Path) -> None:
     write(tmp_path / "curve.csv", VQVAE_CSV)
     curves = read_curves(tmp_path / "curve.csv")
     np.testing.assert_array_equal(curves["held_out_loss"], [np.nan, 1.5, np.nan])
-    training, held_out = loss_figure([curves], [], []).axes[0].lines
+    training, held_out = loss_figure([curves], [], [], []).axes[0].lines
     assert training.get_xydata().tolist() == [[50, 2], [100, 1], [150, 0.5]]
     assert held_out.get_xydata().tolist() == [[100, 1.5]]
     usage, perplexity = codebook_figure([curves, curves]).axes
@@ -86,7 +86,7 @@ def test_axes_have_labels() -> None:
     for figure in (
         score_figure([evaluation()], validation()),
         returns_figure(validation()),
-        loss_figure([curves], [curves], [curves]),
+        loss_figure([curves], [curves], [curves], [curves]),
     ):
         assert all(axes.get_title(loc="left") for axes in figure.axes)
         assert figure.axes[-1].get_xlabel()

@@ -124,7 +124,7 @@ def test_behaviour_cloning_is_tracked_and_registered_beside_tap(reproduced: Path
 def test_the_critics_error_is_that_of_its_values_on_held_out_episodes(reproduced: Path) -> None:
     """Recomputed one episode after another, with the critic that a policy loads."""
     result = metrics(reproduced, "train_critic")["my-hopper-3.json"]
-    folders = [reproduced / f"data/{model}/my-hopper-3" for model in ("vqvae", "prior", "critic")]
+    folders = [reproduced / f"data/{model}/my-hopper-3" for model in ("vqvae", "prior", "critic", "actor")]
     planner = json.loads((reproduced / "data/params/my-hopper/evaluate.json").read_text())["params"]["planner"]
     params = PlannerParams.model_validate(planner | {"search": "critic_weighted"})
     policy = Policy.join(*folders, params, torch.device("cpu"))
@@ -201,13 +201,14 @@ def test_the_policy_is_registered_with_its_evidence(reproduced: Path) -> None:
 
 def test_a_stage_killed_hard_and_run_again_ends_in_the_same_metrics(reproduced: Path) -> None:
     """The models are trained again from nothing; kill -9 strikes when the first checkpoint has appeared."""
-    stages = ("train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate", "methods")
+    stages = ("train_vqvae", "train_prior", "train_critic", "train_actor", "train_bc", "evaluate", "methods")
     expected = [metrics(reproduced, stage) for stage in stages]
     shutil.rmtree(reproduced / ".checkpoints")
     for stage, instance in (
         ("train_vqvae", "train_vqvae@my-hopper-3"),
         ("train_prior", "train_prior@my-hopper-3"),
         ("train_critic", "train_critic@my-hopper-3"),
+        ("train_actor", "train_actor@my-hopper-3"),
         ("train_bc", "train_methods@my-hopper-3-bc"),
     ):
         module, method = ("train_methods", [stage.removeprefix("train_")]) if instance.endswith("-bc") else (stage, [])

@@ -25,7 +25,7 @@ from tap.settings import METHODS, params_section
 pytestmark = pytest.mark.xdist_group("pipeline")  # one finished project for all
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-TRAINING = ["train_vqvae", "train_prior", "train_critic"]
+TRAINING = ["train_vqvae", "train_prior", "train_critic", "train_actor"]
 # Imported by stages, yet no part of what their results depend on: what tracks, registers, serves and describes, and what reads
 # params and files, whose effect stands in the files themselves.
 BESIDE = ("pipelines.command_line", "pipelines.stages.params", "tap.data.catalog", "tap.files", "tap.methods.catalog",
@@ -166,6 +166,7 @@ def restored(request: pytest.FixtureRequest) -> Any:
         (set_to(0.2, "train_vqvae", "codebook", "dead_usage"), names({"train_vqvae", "ablation_vqvae"})),
         (set_to(0.2, "train_prior", "fit", "weight_decay"), names({"train_prior", "ablation_prior"})),
         (set_to(0.02, "train_critic", "fit", "weight_decay"), names({"train_critic", "ablation_critic"})),
+        (set_to(0.02, "train_actor", "fit", "weight_decay"), names({"train_actor", "ablation_actor"})),
         (set_to(True, "fetch", "clip_actions"), names({"fetch"})),
     ],
 )
@@ -192,6 +193,7 @@ def test_a_changed_param(edited: Path, change: Callable[[dict[str, Any]], None],
         ("pipelines/stages/train_iql.py", set()),
         ("tap/model/prior.py", {"train_prior", "ablation_prior"}),
         ("tap/model/critic.py", {"train_critic", "ablation_critic"}),
+        ("tap/model/actor.py", {"train_actor", "ablation_actor"}),
         ("tap/model/vqvae.py", {"train_vqvae", "ablation_vqvae"}),
         ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae", "train_methods"}),
         ("tap/data/hdf5.py", {"fetch"}),

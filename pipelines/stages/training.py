@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipelines.command_line import main
 from pipelines.stages.params import TrainActorStage, TrainBcStage, TrainCriticStage, TrainPriorStage, TrainVqvaeStage
@@ -70,11 +70,13 @@ class Job:
         save: Callable[[Path], None],
         refit: Callable[[], None] = lambda: None,
         measure: Callable[[], dict[str, float]] = dict,
+        sample: Callable[[int, torch.Generator], Tensor] | None = None,
     ) -> None:
         """Train `model`, then write the stage's curves, metrics and lineage, and the model by `save(folder)`.
 
         `refit` completes averaged weights, as in `tap.training.fit`. `measure` returns further metrics of the trained model; it
-        is called before `save`, in the first process only.
+        is called before `save`, in the first process only. `sample` draws what `loss` gets; by default the first rows of
+        windows, by the return of their episodes.
         """
         if self.device.type == "cuda":
             compile_blocks(model)
@@ -85,7 +87,7 @@ class Job:
             model,
             loss,
             self.params,
-            sample=by_return(self.training, self.params.effective_share),
+            sample=sample or by_return(self.training, self.params.effective_share),
             num_held_out=num_held_out,
             seed=self.seed,
             device=self.device,

@@ -16,6 +16,7 @@ from benchmarks.sizes import params_of
 from tap.data.sampling import WindowSampler
 from tap.data.windows import Windows, fit_normalizer
 from tap.distributed import process_group, rank, world_size
+from tap.model.actor import Actor, member_shares
 from tap.model.critic import Critic, sample_episodes
 from tap.training import fit
 
@@ -23,7 +24,7 @@ from tap.training import fit
 def train(out: Path) -> dict[str, Any]:
     """What this process has after training: weights and history of all models, and each batch's number of padded steps."""
     tree = tiny_tree()
-    for stage in ("train_vqvae", "train_prior", "train_critic"):
+    for stage in ("train_vqvae", "train_prior", "train_critic", "train_actor"):
         # Processes differ in what they sample at random: masks of dropout, and vectors that replace dead codes.
         if "transformer" in tree[stage]:
             tree[stage]["transformer"] = tree[stage]["transformer"] | {"dropout": 0.0}
@@ -64,11 +65,26 @@ def train(out: Path) -> dict[str, Any]:
         trained = torch.ones(5, len(starts), dtype=torch.bool) if is_held_out else seen[:, at.episodes_of(starts)]
         return critic.loss(states, codes, at.transitions_NX[starts, vqvae.layout.return_to_go], trained)
 
+    actor = Actor(params.train_actor, vqvae.layout)
+
+    def actor_loss(starts: Tensor, is_held_out: bool) -> dict[str, Tensor]:
+        steps = windows[is_held_out].transitions_NX[starts]
+        of_layout = steps[:, vqvae.layout.observation], steps[:, vqvae.layout.action]
+        return actor.held_out_loss(*of_layout) if is_held_out else actor.loss(*of_layout)
+
+    sample = WindowSampler(np.array([len(windows[0])]))
+
+    def actor_sample(count: int, generator: torch.Generator) -> Tensor:
+        return member_shares(sample(count, generator), actor.params.members, world_size())
+
     found: dict[str, Any] = {"padding": padding}
-    for name, model, loss in (("vqvae", vqvae, vqvae_loss), ("prior", prior, prior_loss), ("critic", critic, critic_loss)):
+    for name, model, loss, draw in (
+        ("vqvae", vqvae, vqvae_loss, sample), ("prior", prior, prior_loss, sample), ("critic", critic, critic_loss, sample),
+        ("actor", actor, actor_loss, actor_sample),
+    ):  # fmt: skip
         found[name] = {
             "history": fit(
-                model, loss, getattr(params, f"train_{name}").fit, sample=WindowSampler(np.array([len(windows[0])])),
+                model, loss, getattr(params, f"train_{name}").fit, sample=draw,
                 num_held_out=len(windows[1]), seed=0, device=device,
                 checkpoint=out.with_name(f"{out.name}.{name}"), log=lambda *_: None, description=name,
                 refit=refit_codebook if name == "vqvae" else lambda: None,

@@ -36,7 +36,7 @@ def test_two_processes_train_the_models_of_one(tmp_path: Path) -> None:
     one = distributed_training.train(tmp_path / "one")
     first, second = train_in_two_processes(tmp_path / "two")
     assert any(mine != others for mine, others in zip(first["padding"], second["padding"], strict=True))
-    for model in ("vqvae", "prior", "critic"):
+    for model in ("vqvae", "prior", "critic", "actor"):
         for (update, expected), *both in zip(
             one[model]["history"], first[model]["history"], second[model]["history"], strict=True
         ):

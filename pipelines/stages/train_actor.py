@@ -9,9 +9,11 @@ from torch import Tensor
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainActorStage
 from pipelines.stages.training import DATA, launch, training_job
+from tap.data.sampling import by_return
 from tap.data.windows import Windows
+from tap.distributed import world_size
 from tap.files import sha256
-from tap.model.actor import Actor, save_actor
+from tap.model.actor import Actor, member_shares, save_actor
 from tap.model.serialization import read_description
 from tap.model.vqvae import load_vqvae
 from tap.results import instance_key, weights_folder
@@ -35,7 +37,12 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
                 steps_BX[:, layout.observation], steps_BX[:, layout.action]
             )
 
-        job.fit(actor, loss, len(held_out), lambda folder: save_actor(folder, actor))
+        by_episode = by_return(job.training, job.params.effective_share)
+
+        def sample(count: int, generator: torch.Generator) -> Tensor:
+            return member_shares(by_episode(count, generator), actor.params.members, world_size())
+
+        job.fit(actor, loss, len(held_out), lambda folder: save_actor(folder, actor), sample=sample)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,18 @@ class Actor(nn.Module):
         return x.float()
 
 
+def member_shares(rows_B: Tensor, members: int, processes: int) -> Tensor:
+    """A batch's rows (B,) in an order in which each process's share, in turn, has an equal part of each member's.
+
+    So several processes train what one does. Raises ValueError if the batch cannot be divided so.
+    """
+    if len(rows_B) % (members * processes):
+        raise ValueError(
+            f"train_actor: fit.batch_size {len(rows_B)} is not a multiple of {members} members times {processes} processes"
+        )
+    return rows_B.view(members, processes, -1).transpose(0, 1).flatten()
+
+
 class ActorDescription(Section):
     """actor.json."""
 

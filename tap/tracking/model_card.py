@@ -36,7 +36,7 @@ def model_card(
     title = "TAP" if evaluation.method == "tap" else CATALOG[evaluation.method].title
     return f"""# {title[0].upper()}{title[1:]} policy for {evaluation.dataset}, training seed {evaluation.seed}
 
-{_method(evaluation)} It was trained
+{_method(evaluation)} It was trained \
 offline, on recorded trajectories alone, at {evaluation.scale} scale.
 
 ## Score
@@ -61,8 +61,8 @@ offline, on recorded trajectories alone, at {evaluation.scale} scale.
 
 - simulator: {evaluation.environment}, {evaluation.simulator}; torch {versions["torch"]}, numpy {versions["numpy"]}
 - protocol: {evaluation.protocol}
-- decision latency for one state: {latency.median:.1f} ms (median), {latency.p95:.1f} ms (95th percentile) on the machine
-  of the evaluation; the budget, served on a CPU, is {latency_budget_ms:g} ms
+- decision latency for one state: {latency.median:.1f} ms (median), {latency.p95:.1f} ms (95th percentile) on the machine \
+of the evaluation; the budget, served on a CPU, is {latency_budget_ms:g} ms
 
 ## Lineage
 
@@ -72,9 +72,9 @@ offline, on recorded trajectories alone, at {evaluation.scale} scale.
 
 ## Intended use and limits
 
-For research in simulation: the policy acts in {evaluation.environment} from full observations. It was not tested on a real
-machine, and its actions have no safety checks. It was trained on states like those of the data; far from them, its
-{"plans and their predicted returns" if evaluation.planner else "actions"} are meaningless. A score is valid only for its
+For research in simulation: the policy acts in {evaluation.environment} from full observations. It was not tested on a real \
+machine, and its actions have no safety checks. It was trained on states like those of the data; far from them, its \
+{"plans and their predicted returns" if evaluation.planner else "actions"} are meaningless. A score is valid only for its \
 simulator, versions and protocol.
 
 ## Use
@@ -105,18 +105,19 @@ def _method(evaluation: Evaluation) -> str:
     assert evaluation.planner
     return (
         f"A Trajectory Autoencoding Planner: a VQ-VAE encodes {evaluation.latent_step} steps as one code, a Transformer prior "
-        f"models the\nsequences of codes in the data, and each decision is a search over codes ({_search(evaluation.planner)})."
+        f"models the sequences of codes in the data, and a decision is {_decision(evaluation.planner)}."
     )
 
 
-def _search(planner: Mapping[str, Any]) -> str:
-    if planner["search"] == "beam":
-        return (
-            f"beam search, width {planner['beam_width']}, expansion {planner['expansion_factor']}, {planner['horizon']} steps"
-        )
-    if planner["search"] == "prior_mean":
-        executed = ", moved to the action of an ensemble of networks, the actor" if planner.get("actor") else ""
-        return f"none: the mean over the likeliest first codes, weighted by the prior{executed}"
-    if planner["search"] == "critic_weighted":
-        return f"none: the mean over all first codes, weighted by prior and critic, temperature {planner['temperature']:g}"
-    return f"{planner['search'].replace('_', ' ')}, {planner['samples']} plans, {planner['horizon']} steps"
+def _decision(planner: Mapping[str, Any]) -> str:
+    search, steps = planner["search"], f"{planner['horizon']} steps"
+    if search == "beam":
+        sizes = f"width {planner['beam_width']}, expansion {planner['expansion_factor']}, {steps}"
+        return f"the best plan of a beam search over codes ({sizes})"
+    mean = "the mean over the likeliest first codes, weighted by the prior"
+    moved = ", moved to the action of an ensemble of networks, the actor" if planner.get("actor") else ""
+    if search == "prior_mean":
+        return mean + moved
+    if search == "critic_weighted":
+        return f"{mean} and the critic (temperature {planner['temperature']:g}){moved}"
+    return f"the best of {planner['samples']} plans of {steps} ({search.replace('_', ' ')})"

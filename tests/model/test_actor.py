@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tap.data.windows import Layout
-from tap.model.actor import LINEAR_BEYOND, Actor, load_actor, save_actor
+from tap.model.actor import LINEAR_BEYOND, Actor, load_actor, member_shares, save_actor
 from tap.settings import Params, TrainActorParams
 
 LAYOUT = Layout(observation_dim=2, action_dim=1)
@@ -78,3 +78,12 @@ def test_files_give_the_same_actor(actor: Actor, tmp_path: Path) -> None:
 def test_the_batch_must_be_divisible_among_the_members(tiny_params: Params) -> None:
     with pytest.raises(ValueError, match="batch_size 16 is not a multiple of members 3"):
         TrainActorParams.model_validate(tiny_params.train_actor.model_dump() | {"members": 3})
+
+
+def test_processes_share_each_members_part() -> None:
+    """Of 12 rows for three members, the first of two processes gets the first half of each member's four."""
+    shared = member_shares(torch.arange(12), members=3, processes=2)
+    assert shared.view(2, 3, 2).tolist() == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
+    assert member_shares(torch.arange(12), members=3, processes=1).tolist() == list(range(12))
+    with pytest.raises(ValueError, match="batch_size 12 is not a multiple of 3 members times 8 processes"):
+        member_shares(torch.arange(12), members=3, processes=8)

@@ -50,7 +50,7 @@ def test_a_card_of_behaviour_cloning_claims_no_plans() -> None:
         latency_budget_ms=200.0, git_dirty=False,
     )  # fmt: skip
     assert text.startswith("# Behaviour cloning policy for hopper-medium-replay, training seed 7\n")
-    assert "imitates the data" in text and "far from them, its\nactions are meaningless" in text
+    assert "imitates the data" in text and "far from them, its actions are meaningless" in text
     assert not any(word in text for word in ("Trajectory", "VQ-VAE", "predicted return", "plans", "None"))
 
 
@@ -69,7 +69,7 @@ def test_the_card_states_the_facts() -> None:
     for fact in (
         "# TAP policy for hopper-medium-replay, training seed 7",
         "encodes 3 steps as one code",
-        "beam search, width 16, expansion 4, 12 steps",
+        "beam search over codes (width 16, expansion 4, 12 steps)",
         "at cpu scale",
         "| 7 | 25.0 ± 6.5 | 801.3 | 4 |",
         "0 for a random policy and 100 for an expert",
@@ -93,6 +93,21 @@ def test_the_card_states_the_facts() -> None:
         assert fact in text
 
 
+@pytest.mark.parametrize(("search", "weights"), [("prior_mean", "the prior"), ("critic_weighted", "the prior and the critic")])
+def test_a_mean_over_codes_and_the_actor_are_named(search: str, weights: str) -> None:
+    planner = {"search": search, "horizon": 12, "temperature": 1.0}
+    text = card(planner=planner)
+    assert f"a decision is the mean over the likeliest first codes, weighted by {weights}" in text and "actor" not in text
+    assert "moved to the action of an ensemble of networks, the actor." in card(planner=planner | {"actor": True})
+
+
+def test_a_paragraph_is_one_line() -> None:
+    """MLflow shows a line's end inside a paragraph as a break."""
+    prose = card().partition("```")[0]
+    blocks = [block.split("\n") for block in prose.split("\n\n")]
+    assert all(len(block) == 1 or all(line.startswith(("- ", "| ")) for line in block) for block in blocks)
+
+
 @pytest.mark.parametrize(("source", "d4rls"), [("d4rl", True), ("file", False), ("recollected", False), ("bundled", False)])
 def test_only_d4rls_own_data_is_called_d4rls(source: str, d4rls: bool) -> None:
     text = card(source=source)
@@ -108,7 +123,7 @@ def test_a_card_without_reference_scores_without_spread_and_of_changed_code() ->
         "| 7 | -3.0 | 801.3 | 4 |",
         "score: undiscounted return;",
         "score -7.1 on average",
-        "prior sampling, 256 plans, 12 steps",
+        "the best of 256 plans of 12 steps (prior sampling)",
         "c0mm17, with uncommitted changes",
         "validation warnings: none",
     ):

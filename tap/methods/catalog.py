@@ -37,7 +37,7 @@ CATALOG: dict[Method, MethodInfo] = {
         "IQL",
         "Implicit Q-learning: a network that imitates the data's actions, the more the higher a critic values them. The critic "
         "learns from recorded actions alone.",
-        "actor",
+        "squashed_policy",
         "IqlPolicy",
         extra="offline-rl",
     ),
@@ -45,7 +45,7 @@ CATALOG: dict[Method, MethodInfo] = {
         "CQL",
         "Conservative Q-learning: a network whose actions a critic values highly. The critic is trained to value other actions "
         "than the recorded ones low.",
-        "actor",
+        "squashed_policy",
         "CqlPolicy",
         extra="offline-rl",
     ),
@@ -75,7 +75,7 @@ CATALOG: dict[Method, MethodInfo] = {
         "MOPO",
         "Model-based offline policy optimisation: a network trained in a learned model of the environment, whose rewards are "
         "lowered where the model is uncertain.",
-        "actor",
+        "squashed_policy",
         "MopoPolicy",
         extra="offline-rl",
     ),

@@ -9,6 +9,7 @@ from tap.results import Diagnosis, OfflineChecks
 COARSE = 0.2  # share of the variance of actions that codes may lose
 SMALL_GAIN = 0.02  # share of the std of returns
 CERTAIN = 2  # standard errors
+FAR_WORSE = 1.5  # times the error; by less, actions can still lead further in the simulator
 
 
 def offline_checks_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
@@ -45,7 +46,7 @@ def _imitation(offline: OfflineChecks) -> str:
     explained = f"Imitation: the prior's mean explains {1 - offline.mean_error:.0%} of the actions' variance"
     if offline.actor_error is None:
         return f"{explained}; if behaviour cloning acts better, train the prior longer."
-    if offline.actor_error > offline.mean_error:
+    if offline.actor_error > FAR_WORSE * offline.mean_error:
         return f"{explained}, the actor only {1 - offline.actor_error:.0%}; train it longer, or set planner.actor to false."
     return f"{explained}, the actor {1 - offline.actor_error:.0%}; if behaviour cloning acts better, train the actor longer."
 
@@ -63,7 +64,7 @@ def _ranking(offline: OfflineChecks) -> list[str]:
 
 def _search(offline: OfflineChecks) -> str:
     if offline.predicted_gain is None:
-        if offline.drawn_code_error > 1.5 * offline.mean_error:
+        if offline.drawn_code_error > FAR_WORSE * offline.mean_error:
             return "Search: one drawn code errs far more than the mean; compare planner.search prior_mean."
         return "Search: compare planner.search prior_mean and critic_weighted."
     if offline.predicted_gain < SMALL_GAIN * offline.return_std:

@@ -290,13 +290,14 @@ class OfflineChecks(Record):
     """How well the parts of a policy do on recorded windows, drawn as in training, of the held-out episodes if there are any.
 
     Errors of first actions are shares of the variance of the recorded ones; gain and spread are in units of return. What a
-    policy without a critic does not have is absent.
+    policy without a critic or an actor does not have is absent.
     """
 
     windows: int
     held_out: bool
     own_code_error: float  # of the action decoded from the window's own code: what codes can express
     mean_error: float  # of the mean action under the prior
+    actor_error: Absent[float] = None  # of the actor's action
     drawn_code_error: float  # of the action of a code drawn from the prior
     return_std: float  # of the windows' returns-to-go
     predicted_gain: Absent[float] = None  # of the planner's weights over the prior's, mean

@@ -40,16 +40,16 @@ VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to plot plan
 def run(dataset: Dataset, seed: Seed) -> None:
     resolved, key, runtime = EvaluateStage.read(dataset), instance_key(dataset, seed), Runtime()
     facts = provenance(resolved, ValidationReport.read(DATA / "raw" / dataset / "validation.json"), seed)
-    policy = load_policy(key, resolved.params, runtime)
+    policy, checked = (load_policy(key, params, runtime) for params in (resolved.params, with_all_models(resolved.params)))
     with tracking.start_run(
         "diagnose",
         name=f"diagnose {key}",
         params=resolved.params.model_dump(mode="json"),
-        tags=tags_of(facts, run_ids(trained_by(policy), key)),
+        tags=tags_of(facts, run_ids(trained_by(checked), key)),
         runtime=runtime,
     ) as tracked:
         found = diagnose(policy, resolved.info, resolved.params, seed, key)
-        offline = offline_checks(policy, Episodes.load(DATA / "raw" / dataset / "episodes"), seed)
+        offline = offline_checks(checked, Episodes.load(DATA / "raw" / dataset / "episodes"), seed)
         diagnosis = Diagnosis(**dict(facts), **found, offline=offline, git_commit=tracking.git_state()[0])
         if offline:
             tracked.log_metrics(0, {f"offline_{name}": float(value) for name, value in offline if value is not None})
@@ -86,6 +86,12 @@ def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: in
         f"{episodes} episodes, seeds {starts[0].seed}-{starts[-1].seed}, last checkpoint"
     )
     return {"protocol": protocol} | {name: each.summarize() for name, each in distributions.items()}
+
+
+def with_all_models(params: EvaluateParams) -> EvaluateParams:
+    """A planner that uses critic and actor, so that both are checked whether or not the policy's does."""
+    planner = params.planner.model_copy(update={"search": "critic_weighted", "actor": True})
+    return params.model_copy(update={"planner": planner})
 
 
 def offline_checks(policy: Policy, episodes: Episodes, seed: int) -> OfflineChecks | None:

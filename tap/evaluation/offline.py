@@ -28,6 +28,7 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor, *, held_out: bool)
     batches = [range(first, min(first + AT_ONCE, len(starts_N))) for first in range(0, len(starts_N), AT_ONCE)]
     parts = [_at_states(policy, states_NO[rows], actions_NA[rows], codes_N[rows]) for rows in map(list, batches)]
     own, mean, drawn, value, advantage, gain = (torch.cat(part).double().cpu().numpy() for part in zip(*parts, strict=True))
+    acted = (policy.actor(states_NO) - actions_NA).square().sum(dim=-1).mean() if policy.actor else None
 
     column = slice(layout.return_to_go, layout.return_to_go + 1)
     return_N = normalizer.denormalize(recorded_NX[:, column], column)[:, 0].double().cpu().numpy()
@@ -39,6 +40,7 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor, *, held_out: bool)
         held_out=held_out,
         own_code_error=float(own.mean()) / variance,
         mean_error=float(mean.mean()) / variance,
+        actor_error=None if acted is None else float(acted) / variance,
         drawn_code_error=float(drawn.mean()) / variance,
         return_std=float(return_N.std()),
         predicted_gain=float(gain.mean()) if has_critic else None,

@@ -9,6 +9,7 @@ from tap.results import Diagnosis, OfflineChecks
 COARSE = 0.2  # share of the variance of actions that codes may lose
 SMALL_GAIN = 0.02  # share of the std of returns
 CERTAIN = 2  # standard errors
+FAR_WORSE = 1.5  # times the error; by less, actions can still lead further in the simulator
 
 
 def offline_checks_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
@@ -22,10 +23,10 @@ def offline_checks_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
         "How the models do on recorded windows, drawn as in training; no simulator is used. Errors: squared errors of first "
         "actions, as shares of the variance of the recorded actions, which contain noise that nothing can predict. Worth of an "
         "advantage: how much more return followed in the data per unit that the critic promised (1: as promised). Gain: the "
-        "return that the planner's weights promise over the prior's."
+        "return that the critic's weights promise over the prior's."
     )
-    head = ("own code", "prior's mean", "one drawn code", "worth of an advantage", "promised gain")
-    groups = (("error of the action", 3), ("critic", 2))
+    head = ("own code", "prior's mean", "one drawn code", "actor", "worth of an advantage", "promised gain")
+    groups = (("error of the action", 4), ("critic", 2))
     return Table("Offline checks", caption, head, tuple(lines), groups) if lines else None
 
 
@@ -42,10 +43,12 @@ def _imitation(offline: OfflineChecks) -> str:
         )
     if offline.mean_error >= 1:
         return "Imitation: the prior knows no more than the mean of all actions; train it longer, and look at its losses."
-    return (
-        f"Imitation: the prior's mean explains {1 - offline.mean_error:.0%} of the actions' variance; if behaviour cloning "
-        "acts better, train the prior longer."
-    )
+    explained = f"Imitation: the prior's mean explains {1 - offline.mean_error:.0%} of the actions' variance"
+    if offline.actor_error is None:
+        return f"{explained}; if behaviour cloning acts better, train the prior longer."
+    if offline.actor_error > FAR_WORSE * offline.mean_error:
+        return f"{explained}, the actor only {1 - offline.actor_error:.0%}; train it longer, or set planner.actor to false."
+    return f"{explained}, the actor {1 - offline.actor_error:.0%}; if behaviour cloning acts better, train the actor longer."
 
 
 def _ranking(offline: OfflineChecks) -> list[str]:
@@ -61,13 +64,14 @@ def _ranking(offline: OfflineChecks) -> list[str]:
 
 def _search(offline: OfflineChecks) -> str:
     if offline.predicted_gain is None:
-        if offline.drawn_code_error > 1.5 * offline.mean_error:
+        if offline.drawn_code_error > FAR_WORSE * offline.mean_error:
             return "Search: one drawn code errs far more than the mean; compare planner.search prior_mean."
         return "Search: compare planner.search prior_mean and critic_weighted."
     if offline.predicted_gain < SMALL_GAIN * offline.return_std:
-        return "Search: choosing codes promises little here; planner.search prior_mean is simpler and should do as well."
+        return "Search: the critic's weights promise little here; planner.search prior_mean is simpler and should do as well."
     return (
-        f"Search: choosing codes promises {offline.predicted_gain / offline.return_std:.0%} of the std of returns per decision."
+        f"Search: the critic's weights promise {offline.predicted_gain / offline.return_std:.0%} of the std of returns per "
+        "decision; compare planner.search critic_weighted."
     )
 
 
@@ -79,9 +83,9 @@ def _extent(diagnosis: Diagnosis, offline: OfflineChecks) -> str:
 
 def _cells(offline: OfflineChecks) -> tuple[str, ...]:
     worth, error, gain = offline.advantage_slope, offline.advantage_slope_error, offline.predicted_gain
-    errors = (offline.own_code_error, offline.mean_error, offline.drawn_code_error)
+    errors = (offline.own_code_error, offline.mean_error, offline.drawn_code_error, offline.actor_error)
     return (
-        *(f"{each:.2f}" for each in errors),
+        *(NOTHING if each is None else f"{each:.2f}" for each in errors),
         NOTHING if worth is None or error is None else f"{worth:.2f} ± {error:.2f}",
         NOTHING if gain is None else f"{gain:.3g} of {offline.return_std:.3g}",
     )

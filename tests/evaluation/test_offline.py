@@ -7,6 +7,7 @@ from conftest import random_episodes
 
 from tap.data.windows import Windows
 from tap.evaluation.offline import check, slope
+from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.model.vqvae import encode_windows
 from tap.planning.policy import Policy
@@ -21,11 +22,12 @@ def windows(tiny_policy: Policy) -> Windows:
     return Windows(random_episodes([9, 20], 11, 3), params, tiny_policy.normalizer, torch.device("cpu"))
 
 
-def with_critic(policy: Policy, params: Params) -> Policy:
+def with_all_models(policy: Policy, params: Params) -> Policy:
     critic = Critic(params.train_critic, policy.vqvae).eval()
     critic.held_out_error = 1.5
-    planner = policy.params.model_copy(update={"search": "critic_weighted"})
-    return Policy(policy.vqvae, policy.normalizer, policy.prior, planner, policy.device, critic)
+    actor = Actor(params.train_actor, policy.vqvae.layout).eval()
+    planner = policy.params.model_copy(update={"search": "critic_weighted", "actor": True})
+    return Policy(policy.vqvae, policy.normalizer, policy.prior, planner, policy.device, critic, actor)
 
 
 @torch.no_grad()
@@ -33,7 +35,7 @@ def by_hand(policy: Policy, windows: Windows) -> dict[str, np.ndarray]:
     """For each window, with one decoding per code."""
     layout, vqvae, critic = policy.vqvae.layout, policy.vqvae, policy.critic
     std, mean = policy.normalizer.std[layout.return_to_go], policy.normalizer.mean[layout.return_to_go]
-    found: dict[str, list[float]] = {name: [] for name in ("own", "mean", "drawn", "advantage", "rest", "gain")}
+    found: dict[str, list[float]] = {name: [] for name in ("own", "mean", "drawn", "actor", "advantage", "rest", "gain")}
     for start in STARTS:
         row = windows.transitions_NX[start]
         state, action = row[None, layout.observation], row[layout.action].numpy()
@@ -45,6 +47,8 @@ def by_hand(policy: Policy, windows: Windows) -> dict[str, np.ndarray]:
         found["own"].append(errors[own])
         found["mean"].append(float(np.square(np.average(actions, axis=0, weights=p) - action).sum()))
         found["drawn"].append(float(np.average(errors, weights=p)))
+        if policy.actor:
+            found["actor"].append(float(np.square(policy.actor(state)[0].numpy() - action).sum()))
         if critic:
             values = np.array([float(critic(state, torch.tensor([k])).mean()) * std + mean for k in codes])
             weights = p * np.exp((values - values.max()) / (policy.params.temperature * critic.held_out_error))
@@ -56,12 +60,12 @@ def by_hand(policy: Policy, windows: Windows) -> dict[str, np.ndarray]:
 
 
 def test_all_measures_by_hand(tiny_policy: Policy, tiny_params: Params, windows: Windows) -> None:
-    policy = with_critic(tiny_policy, tiny_params)
+    policy = with_all_models(tiny_policy, tiny_params)
     expected = by_hand(policy, windows)
     variance = float(windows.transitions_NX[STARTS][:, policy.vqvae.layout.action].numpy().var(axis=0).sum())
     found = check(policy, windows, STARTS, held_out=True)
     assert (found.windows, found.held_out) == (6, True)
-    for name in ("own_code", "mean", "drawn_code"):
+    for name in ("own_code", "mean", "drawn_code", "actor"):
         error = expected[name.removesuffix("_code")].mean() / variance
         assert getattr(found, f"{name}_error") == pytest.approx(error, rel=1e-4)
     assert found.predicted_gain == pytest.approx(expected["gain"].mean(), rel=1e-3)
@@ -69,9 +73,9 @@ def test_all_measures_by_hand(tiny_policy: Policy, tiny_params: Params, windows:
     assert found.advantage_slope == pytest.approx(fitted, rel=1e-3)
 
 
-def test_a_policy_without_a_critic_has_no_measures_of_one(tiny_policy: Policy, windows: Windows) -> None:
+def test_a_policy_without_critic_and_actor_has_no_measures_of_them(tiny_policy: Policy, windows: Windows) -> None:
     found = check(tiny_policy, windows, STARTS, held_out=False)
-    assert found.predicted_gain is found.advantage_slope is found.advantage_slope_error is None
+    assert found.predicted_gain is found.advantage_slope is found.advantage_slope_error is found.actor_error is None
     assert found.mean_error == pytest.approx(
         by_hand(tiny_policy, windows)["mean"].mean()
         / float(windows.transitions_NX[STARTS][:, tiny_policy.vqvae.layout.action].numpy().var(axis=0).sum()),

@@ -59,6 +59,7 @@ def test_repro_makes_every_stages_results(reproduced: Path) -> None:
     drawn = metrics(reproduced, "diagnose")["my-hopper-3.json"]
     assert drawn["protocol"].startswith("16 plans of 6 steps, 8 from the first state of each of 2 episodes, seeds 1000-1001")
     assert drawn["digest"] == result["digest"] and {"prior", "uniform"} <= set(drawn)
+    assert {"actor_error", "advantage_slope"} <= set(drawn["offline"])  # although the planner uses neither model
     assert "my-hopper" in (reproduced / "data/report/index.html").read_text()
     assert (reproduced / "data/report/my-hopper-candidates.png").exists()
 

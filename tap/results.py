@@ -128,12 +128,17 @@ class ValidationReport(Record):
     suite: str
     source: str
     origin: str  # the URL or path that the file came from
-    digest: str  # SHA-256 of the file
+    digest: str  # SHA-256 of the file, or of all files that are read
     bytes: int
     transitions: int
     episodes: int
     observation_dim: int
     action_dim: int
+    has_rewards: Annotated[bool, Field(exclude_if=bool)] = True  # left out of the file if it has; else all rewards are 0
+    fps: Absent[float] = None  # steps per second
+    tasks: Absent[list[str]] = None  # in words
+    observation_names: Absent[list[str]] = None  # of each dimension
+    action_names: Absent[list[str]] = None
     length: EpisodeLength
     episode_return: EpisodeReturn = Field(alias="return")
     normalized_score_mean: float | None  # None without reference scores

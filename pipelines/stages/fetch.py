@@ -1,4 +1,4 @@
-"""Stage fetch: a dataset's HDF5 file, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
+"""Stage fetch: a dataset's files, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
 
 Example: python -m pipelines.stages.fetch hopper-medium-replay
 """
@@ -46,7 +46,9 @@ def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
 def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     """A dataset's file, opened and checked against its environment. Raises ValueError."""
     require_safe(info)
-    source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
+    runtime = Runtime()
+    shared = runtime.minari_datasets_path if info.source == "minari" else runtime.d4rl_dataset_dir
+    source = obtain(info, shared.expanduser(), Path("datasets.lock.json"))
     with open_recording(source, info, fetch) as recording:
         bounds = check_environment(info, recording.table.observation_dim, recording.table.action_dim)
         yield recording if bounds is None else replace(recording, action_bounds=bounds)

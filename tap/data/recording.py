@@ -11,7 +11,10 @@ from tap.data.boundaries import Boundaries, find_boundaries
 from tap.data.catalog import DatasetInfo
 from tap.data.chunks import episode_chunks
 from tap.data.episodes import Episodes, save_episodes
-from tap.data.hdf5 import Table, open_table
+from tap.data.hdf5 import open_table
+from tap.data.lerobot import open_lerobot
+from tap.data.minari import open_minari
+from tap.data.table import Table
 from tap.settings import FetchParams
 
 ActionBounds = tuple[np.ndarray, np.ndarray]  # least and greatest value of each dimension (A,)
@@ -37,9 +40,7 @@ class Recording:
                 self.table.read(key, rows)[kept] for key in ("observations", "actions", "rewards")
             )
             terminals, last = np.zeros(len(rewards), bool), offsets[1:] - 1
-            at_goal = rewards[last] > 0 if self.info.suite == "antmaze" else False
-            before_limit = cut.lengths[part] < self.info.max_episode_steps
-            terminals[last] = (cut.reasons[part] == "terminals") & (before_limit | at_goal)
+            terminals[last] = cut.terminated[part]
             yield Episodes(observations, actions, rewards, terminals, offsets)
 
     def save(self, folder: Path) -> None:
@@ -52,11 +53,25 @@ class Recording:
 
 @contextmanager
 def open_recording(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
-    """Open an HDF5 file in D4RL's layout and find its episodes. The bounds of its actions are taken to be D4RL's [-1, 1].
+    """Open a file or folder in the layout of `info.source` and find its episodes. The bounds of its actions are taken to be
+    D4RL's [-1, 1].
 
     Raises ValueError on a file that cannot be read, lacks a key, has keys of different lengths or numbers that are not finite,
     or whose episode boundaries are not found.
     """
-    with open_table(path, info) as table:
+    with _opened(path, info, fetch) as (table, boundaries):
         ones = np.ones(table.action_dim, np.float32)
-        yield Recording(table, find_boundaries(table, info, fetch), info, fetch, (-ones, ones))
+        yield Recording(table, boundaries, info, fetch, (-ones, ones))
+
+
+@contextmanager
+def _opened(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[tuple[Table, Boundaries]]:
+    match info.source:
+        case "lerobot":
+            yield open_lerobot(path, info, fetch)
+        case "minari":
+            with open_minari(path, info, fetch) as opened:
+                yield opened
+        case _:
+            with open_table(path, info) as table:
+                yield table, find_boundaries(table, info, fetch)

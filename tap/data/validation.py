@@ -1,5 +1,6 @@
 """The validation report of a recording: the contents of a dataset, and what looks wrong."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +9,9 @@ import numpy as np
 from tap.data.catalog import DatasetInfo
 from tap.data.chunks import row_chunks
 from tap.data.episodes import Episodes
-from tap.data.hdf5 import Table
 from tap.data.recording import ActionBounds, Recording
-from tap.files import sha256
+from tap.data.table import Table
+from tap.files import files_sha256
 from tap.results import ValidationReport
 
 LEAST_STEPS = 1000  # float32 values in the range of a dimension: with fewer, rounding is more than a thousandth of the range
@@ -20,7 +21,8 @@ LISTED = 10  # dimensions
 
 def validate(recording: Recording) -> ValidationReport:
     """The report. Reads all of the file; raises ValueError as `Table.read` does."""
-    table, info, lengths, path = recording.table, recording.info, recording.boundaries.lengths, recording.table.path
+    table, info, lengths = recording.table, recording.info, recording.boundaries.lengths
+    facts = table.facts
     summary = _Summary(recording.action_bounds)
     for part in recording.chunks():
         summary.add(part)
@@ -31,14 +33,19 @@ def validate(recording: Recording) -> ValidationReport:
     report = {
         "dataset": info.id,
         "suite": info.suite,
-        "source": "recollected" if table.recollected else info.source,
+        "source": "recollected" if facts.recollected else info.source,
         "origin": _origin(info),
-        "digest": sha256(path),
-        "bytes": path.stat().st_size,
+        "digest": files_sha256(table.path, facts.files),
+        "bytes": sum(file.stat().st_size for file in facts.files),
         "transitions": int(lengths.sum()),
         "episodes": len(lengths),
         "observation_dim": table.observation_dim,
         "action_dim": table.action_dim,
+        "has_rewards": facts.has_rewards,
+        "fps": facts.fps,
+        "tasks": list(facts.tasks) or None,
+        "observation_names": list(facts.observation_names) or None,
+        "action_names": list(facts.action_names) or None,
         "length": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "return": {"mean": float(returns.mean()), "min": float(returns.min()), "max": float(returns.max())},
         "normalized_score_mean": None if low is None or high is None else float(100 * (returns.mean() - low) / (high - low)),
@@ -85,18 +92,20 @@ class _Summary:
 
 def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
     info, lengths = recording.info, recording.boundaries.lengths
-    single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's episodes have one more row
+    single, limit = (lengths == 1).sum(), info.max_episode_steps
+    long = 0 if limit is None else (lengths > limit + 1).sum()  # AntMaze's episodes have one more row
     clip = "were clipped" if recording.fetch.clip_actions else "are kept"
     if not recording.fetch.clip_actions and (info.environment is not None or info.suite != "custom"):
         clip += ": fetch.clip_actions would clip them"
     rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
         "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
-        "the file has no `timeouts`": "timeouts" not in recording.table.columns,
+        "it has no rewards: all are stored as 0": not recording.table.facts.has_rewards,
+        **dict.fromkeys(recording.table.facts.notes, True),
         "the last episode has no end in the file": report["unfinished_last_episode"],
         "it has one episode: none can be held out from training": len(lengths) == 1,
         f"{single} of {len(lengths)} episodes have a single step": single,
-        f"{long} of {len(lengths)} episodes are longer than the limit of {info.max_episode_steps} steps, and kept whole": long,
+        f"{long} of {len(lengths)} episodes are longer than the limit of {limit} steps, and kept whole": long,
         "{actions_out_of_range} of {transitions} actions reach outside {action_bounds}, to {action_max_abs:.6g}, and ".format(
             **report
         )
@@ -118,9 +127,10 @@ def _rounded(table: Table, low: np.ndarray, high: np.ndarray) -> list[int]:
     varies, column = high > low, table.columns["observations"]
     if column.dtype.itemsize > 4 and (coarse & ~varies).any():
         own = slice(0, table.dims["observations"])  # without AntMaze's goal
-        first = column[0].reshape(-1)[own]
+        width = math.prod(column.shape[1:])
+        first = column[:1].reshape(-1)[own]
         for rows in row_chunks(table.num_rows):
-            varies[own] |= (column[rows].reshape(-1, column.size // len(column))[:, own] != first).any(axis=0)
+            varies[own] |= (column[rows].reshape(-1, width)[:, own] != first).any(axis=0)
     return [int(dim) for dim in np.flatnonzero(coarse & varies)]
 
 

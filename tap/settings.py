@@ -38,7 +38,7 @@ from tap.yaml_file import read_mapping
 
 T = TypeVar("T")
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
-Source = Literal["bundled", "file", "d4rl", "lerobot", "minari"]
+Source = Literal["bundled", "file", "d4rl", "lerobot", "minari", "ogbench"]
 Scale = Literal["cpu", "paper"]
 Method = Literal["bc"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -70,8 +70,8 @@ class FetchParams(Section):
     """Where a dataset comes from and what it is. What is not set is taken from the catalog (tap/data/catalog.py)."""
 
     source: Source | None = None
-    # Of source "file": an HDF5 file; without it, D4RL's cache folder is searched. Of "lerobot" and
-    # "minari": a dataset's folder; without such a folder, of "minari" an id in Minari's own cache.
+    # Of source "file" an HDF5 file; without it, D4RL's cache folder is searched. Of "ogbench" an .npz file, of "lerobot" and
+    # "minari" a folder, or of "minari" an id in Minari's cache.
     path: Path | None = None
     # Of source "lerobot" the columns, of "minari" the keys of a Dict, that are observed, joined in this order.
     observations: Unset[Names] = None

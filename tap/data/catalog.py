@@ -13,7 +13,7 @@ from typing import Any, get_args
 from tap.settings import FetchParams, Source, Suite, suite_of
 
 # Sources of a path whose files state where episodes end.
-WITH_EPISODES = ("lerobot", "minari")
+WITH_EPISODES = ("lerobot", "minari", "ogbench")
 ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all zero
 
 

@@ -14,6 +14,7 @@ from tap.data.episodes import Episodes, save_episodes
 from tap.data.hdf5 import open_table
 from tap.data.lerobot import open_lerobot
 from tap.data.minari import open_minari
+from tap.data.ogbench import open_ogbench
 from tap.data.table import Table
 from tap.settings import FetchParams
 
@@ -71,6 +72,9 @@ def _opened(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[tuple
             yield open_lerobot(path, info, fetch)
         case "minari":
             with open_minari(path, info, fetch) as opened:
+                yield opened
+        case "ogbench":
+            with open_ogbench(path) as opened:
                 yield opened
         case _:
             with open_table(path, info) as table:

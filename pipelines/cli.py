@@ -32,6 +32,7 @@ app = App(
     tap run --dataset ID --seed 0  # one dataset and seed of params.yaml
     tap datasets | grep door       # datasets to add to params.yaml
     tap validate ID                # the contents of a dataset, and what looks wrong
+    tap export-dataset ID --to minari  # its episodes as a Minari dataset
     tap models                     # the registered policies
     tap promote ID --rollback      # back to the previous champion
     tap serve ID                   # the champion over HTTP
@@ -125,6 +126,25 @@ def _in_words(value: Any) -> str:
         case float():
             return f"{value:.6g}"
     return str(value)
+
+
+@app.command()
+def export_dataset(
+    dataset: Dataset, to: Annotated[Literal["minari"], typer.Option(help="The layout.", show_default=False)]
+) -> None:
+    """Write a dataset's episodes, as training gets them, in another project's layout: for Minari into its cache.
+
+    Example: `tap export-dataset hopper-medium-replay --to minari`
+    """
+    from pipelines.stages.fetch import recording_of
+    from tap.data.catalog import lookup
+    from tap.data.minari_export import export_to_minari
+    from tap.settings import Runtime, load_params
+
+    fetch = load_params(PARAMS, dataset).fetch
+    with recording_of(lookup(dataset, fetch), fetch) as recording:
+        name = export_to_minari(recording, Runtime().minari_datasets_path.expanduser())
+    print(f"{name} is in Minari's cache: minari.load_dataset({name!r}), or `fetch: {{source: minari, path: {name}}}`")
 
 
 @app.command()

@@ -34,7 +34,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with errors_name(path, instead_of=(None, str(temporary))):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_remains(path)
-            with temporary.open("wb") as file:
+            with temporary.open("w+b") as file:  # HDF5 also reads what it has written
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from tap.data.catalog import ANT_OBSERVATION_DIM, DatasetInfo
+from tap.data.layouts import layout_of_folder, layout_of_keys
 from tap.data.table import SCALARS, Facts, Table
 
 NUMBERS = "fiub"  # numpy's kinds of dtype: floats, integers, booleans
@@ -21,7 +22,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # What else is found where an HDF5 file should be, by its first bytes.
 OTHER_FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file that it stands for: run `git lfs pull`",
-    b"PK\x03\x04": "a zip archive, as .npz files are, not HDF5: unpack it or convert it",
+    b"PK\x03\x04": "a zip archive, as .npz files are, not HDF5: set `source: ogbench` if it is OGBench's, or convert it",
     b"\x93NUMPY": "a numpy array, not HDF5: convert it",
     b"\x1f\x8b": "compressed by gzip: unpack it",
     b"\x28\xb5\x2f\xfd": "compressed by zstd: unpack it",
@@ -134,6 +135,8 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
     missing = [key for key in required if key not in columns]
     if missing:
         present = _names(file)
+        if (layout := layout_of_keys(map(_shown, present))) is not None:
+            raise ValueError(f"{path} {layout}")
         more = f", and {len(present) - NAMED} more" if len(present) > NAMED else ""
         names = ", ".join(_shown(name) for name in present[:NAMED]) + more
         raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {names or 'nothing'}: add what is missing")
@@ -250,7 +253,7 @@ def _dtype(column: h5py.Dataset) -> np.dtype | None:
 def _why_unreadable(path: Path, error: Exception) -> str:
     """Why h5py cannot open a file, and what to do."""
     if path.is_dir():
-        return f"{path} is a folder: name an HDF5 file"
+        return f"{path} is {layout_of_folder(path) or 'a folder: name an HDF5 file'}"
     try:
         with path.open("rb") as file:
             first = file.read(64)

@@ -70,6 +70,7 @@ class Metadata(BaseModel):
     data_format: Literal["hdf5", "arrow", "parquet"] = "hdf5"
     observation_space: Json[Space]
     action_space: Json[Space]
+    has_rewards: bool = True  # what `tap export-dataset` adds
 
 
 class Storage(Protocol):
@@ -130,7 +131,7 @@ def open_minari(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[t
         }
         dims = {name: each.dim for name, each in columns.items()}
         named = [f"{name}[{i}]" for name, space in spaces.items() if name for i in range(space.dim)]
-        facts = Facts([file, *storage.files], observation_names=named)
+        facts = Facts([file, *storage.files], has_rewards=metadata.has_rewards, observation_names=named)
         yield Table(path, columns, dims, facts, place=place), Boundaries.of_episodes(lengths, terminated)
 
 

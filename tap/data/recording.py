@@ -44,12 +44,14 @@ class Recording:
             terminals[last] = cut.terminated[part]
             yield Episodes(observations, actions, rewards, terminals, offsets)
 
+    def episodes(self) -> Iterator[Episodes]:
+        """As `chunks`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
+        for part in self.chunks():
+            yield replace(part, actions=part.actions.clip(*self.action_bounds)) if self.fetch.clip_actions else part
+
     def save(self, folder: Path) -> None:
-        """Write the episodes for `Episodes.load`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
-        parts = self.chunks()
-        if self.fetch.clip_actions:
-            parts = (replace(part, actions=part.actions.clip(*self.action_bounds)) for part in parts)
-        save_episodes(folder, parts, self.boundaries.lengths)
+        """Write `episodes` for `Episodes.load`."""
+        save_episodes(folder, self.episodes(), self.boundaries.lengths)
 
 
 @contextmanager

@@ -149,7 +149,9 @@ class ValidationReport(Record):
     constant_action_dims: list[int]
     rounded_observation_dims: Absent[list[int]] = None  # of which float32 distinguishes few values
     actions_out_of_range: int  # rows
-    action_bounds: Absent[str] = None  # those of the environment, in words
+    action_bounds: Absent[str] = None  # in words
+    action_low: Absent[list[float | None]] = None  # the bounds of each dimension, unless all are -1 and 1
+    action_high: Absent[list[float | None]] = None
     action_max_abs: float
     non_finite: dict[str, int]  # by column of the file
     return_histogram: Histogram

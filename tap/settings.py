@@ -46,6 +46,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
 Unset = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # left out of files and digests while it is not set
 Names = Annotated[list[str], Field(min_length=1)]
+Bound = float | Annotated[list[float | None], Field(min_length=1)]
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
 STAGES = ("fetch", "train_vqvae", "train_prior", "train_critic", "train_bc", "evaluate")
@@ -82,7 +83,9 @@ class FetchParams(Section):
     max_episode_steps: PositiveInt | None = None
     reference_min_score: float | None = None
     reference_max_score: float | None = None
-    clip_actions: bool  # clip actions to the environment's bounds, or [-1, 1] without one, rather than keep them as recorded
+    clip_actions: bool  # clip actions to their bounds (tap/data/action_bounds.py), rather than keep them as recorded
+    action_low: Unset[Bound] = None  # the least action, of all dimensions or of each; null in a list: none
+    action_high: Unset[Bound] = None  # the greatest
     max_jump: PositiveFloat | None  # a larger distance between neighbouring observations ends an episode
 
 

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from pipelines.command_line import Dataset, main
 from pipelines.stages.params import FetchStage, require_safe
+from tap.data.action_bounds import with_params
 from tap.data.catalog import DatasetInfo
 from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
@@ -51,7 +54,12 @@ def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     source = obtain(info, shared.expanduser(), Path("datasets.lock.json"))
     with open_recording(source, info, fetch) as recording:
         bounds = check_environment(info, recording.table.observation_dim, recording.table.action_dim)
-        yield recording if bounds is None else replace(recording, action_bounds=bounds)
+        if bounds is not None:
+            recording = replace(recording, action_bounds=with_params(bounds, fetch, info.id))
+        if fetch.clip_actions and np.isinf(recording.action_bounds).all():
+            key = f"datasets.{info.id}.fetch"
+            raise ValueError(f"{key}.clip_actions: actions have no bounds: set {key}.action_low and action_high, or remove it")
+        yield recording
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import pyarrow.dataset
 from pydantic import BaseModel, Json, PositiveInt
 
 from tap.data import arrow, hdf5
+from tap.data.action_bounds import ActionBounds
 from tap.data.boundaries import Boundaries
 from tap.data.catalog import DatasetInfo
 from tap.data.metadata import read_metadata
@@ -41,6 +42,8 @@ class Space(BaseModel):
     type: str
     dtype: str = ""
     shape: list[int] = []
+    low: Any = None
+    high: Any = None
     subspaces: "dict[str, Space] | list[Space]" = {}
 
     @property
@@ -131,7 +134,12 @@ def open_minari(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[t
         }
         dims = {name: each.dim for name, each in columns.items()}
         named = [f"{name}[{i}]" for name, space in spaces.items() if name for i in range(space.dim)]
-        facts = Facts([file, *storage.files], has_rewards=metadata.has_rewards, observation_names=named)
+        facts = Facts(
+            [file, *storage.files],
+            has_rewards=metadata.has_rewards,
+            observation_names=named,
+            action_bounds=_bounds(metadata.action_space, file),
+        )
         yield Table(path, columns, dims, facts, place=place), Boundaries.of_episodes(lengths, terminated)
 
 
@@ -144,6 +152,15 @@ def _observed(leaves: Mapping[str, Space], chosen: Sequence[str] | None, file: P
             remedy = f"set {key} to some of {', '.join(usable)}" if any(usable) else "use another dataset"
             raise ValueError(f"{file}: observation {name!r} {what}: {remedy}")
     return {name: leaves[name] for name in chosen or leaves}
+
+
+def _bounds(actions: Space, file: Path) -> ActionBounds:
+    """The bounds of the actions (A,). Raises ValueError if they are none."""
+    try:
+        low, high = (np.array(bound, np.float32).reshape(actions.dim) for bound in (actions.low, actions.high))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: the bounds of action_space are none ({error}): replace it with a complete copy") from None
+    return low, high
 
 
 @contextmanager

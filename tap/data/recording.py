@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds, no_bounds, unit_bounds, with_params
 from tap.data.boundaries import Boundaries, find_boundaries
-from tap.data.catalog import DatasetInfo
+from tap.data.catalog import WITH_EPISODES, DatasetInfo
 from tap.data.chunks import episode_chunks
 from tap.data.episodes import Episodes, save_episodes
 from tap.data.hdf5 import open_table
@@ -17,8 +18,6 @@ from tap.data.minari import open_minari
 from tap.data.ogbench import open_ogbench
 from tap.data.table import Table
 from tap.settings import FetchParams
-
-ActionBounds = tuple[np.ndarray, np.ndarray]  # least and greatest value of each dimension (A,)
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,16 @@ class Recording:
 
 @contextmanager
 def open_recording(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
-    """Open a file or folder in the layout of `info.source` and find its episodes. The bounds of its actions are taken to be
-    D4RL's [-1, 1].
+    """Open a file or folder in the layout of `info.source` and find its episodes. The bounds of its actions do not
+    regard an environment.
 
     Raises ValueError on a file that cannot be read, lacks a key, has keys of different lengths or numbers that are not finite,
     or whose episode boundaries are not found.
     """
     with _opened(path, info, fetch) as (table, boundaries):
-        ones = np.ones(table.action_dim, np.float32)
-        yield Recording(table, boundaries, info, fetch, (-ones, ones))
+        unknown = no_bounds if info.source in WITH_EPISODES else unit_bounds
+        bounds = table.facts.action_bounds or unknown(table.action_dim)
+        yield Recording(table, boundaries, info, fetch, with_params(bounds, fetch, info.id))
 
 
 @contextmanager

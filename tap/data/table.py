@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds
 from tap.data.chunks import row_chunks
 
 FLAGS = ("terminals", "timeouts")
@@ -57,6 +58,7 @@ class Facts:
     tasks: Sequence[str] = ()  # in words
     observation_names: Sequence[str] = ()  # of each dimension
     action_names: Sequence[str] = ()
+    action_bounds: ActionBounds | None = None
     notes: Sequence[str] = ()  # sentences for its validation report
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds, unit_bounds
 from tap.data.catalog import DatasetInfo
 from tap.data.chunks import row_chunks
 from tap.data.episodes import Episodes
-from tap.data.recording import ActionBounds, Recording
+from tap.data.recording import Recording
 from tap.data.table import Table
 from tap.files import files_sha256
 from tap.results import ValidationReport
@@ -57,6 +58,7 @@ def validate(recording: Recording) -> ValidationReport:
         "rounded_observation_dims": _rounded(table, *summary.bounds["observations"]),
         "actions_out_of_range": summary.out_of_range,
         "action_bounds": _in_words(recording.action_bounds),
+        **_in_numbers(recording.action_bounds),
         "action_max_abs": float(max(np.abs(bound).max() for bound in summary.bounds["actions"])),
         "non_finite": dict.fromkeys(table.columns, 0),
         "return_histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
@@ -95,7 +97,8 @@ def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
     single, limit = (lengths == 1).sum(), info.max_episode_steps
     long = 0 if limit is None else (lengths > limit + 1).sum()  # AntMaze's episodes have one more row
     clip = "were clipped" if recording.fetch.clip_actions else "are kept"
-    if not recording.fetch.clip_actions and (info.environment is not None or info.suite != "custom"):
+    known = info.environment is not None or recording.fetch.action_low is not None or recording.fetch.action_high is not None
+    if not recording.fetch.clip_actions and known:
         clip += ": fetch.clip_actions would clip them"
     rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
@@ -158,8 +161,18 @@ def _contradicted(table: Table) -> float:
 def _in_words(bounds: ActionBounds) -> str:
     """The bounds of the actions: the same for all dimensions, or else the widest."""
     low, high = bounds
-    same = np.ptp(low) == 0 and np.ptp(high) == 0
+    if np.isinf(bounds).all():
+        return "none"
+    same = (low == low[0]).all() and (high == high[0]).all()
     return f"[{low.min():g}, {high.max():g}]" if same else f"their bounds within [{low.min():g}, {high.max():g}]"
+
+
+def _in_numbers(bounds: ActionBounds) -> dict[str, list[float | None]]:
+    """The bounds of each dimension, None for none; nothing if they are D4RL's."""
+    if np.array_equal(bounds, unit_bounds(len(bounds[0]))):
+        return {}
+    low, high = ([float(each) if np.isfinite(each) else None for each in bound] for bound in bounds)
+    return {"action_low": low, "action_high": high}
 
 
 def _listed(dims: list[int]) -> str:

@@ -106,6 +106,7 @@ def test_frames_are_read_as_they_were_recorded(
     assert (report["source"], report["origin"]) == ("lerobot", "arm")
     assert "pictures are not used (observation.images.top): policies observe numbers alone" in report["warnings"]
     assert "has_rewards" not in report
+    assert (report["action_bounds"], report["actions_out_of_range"]) == ("none", 0)
 
 
 def test_chosen_columns_are_joined_in_their_order(folder: Folder) -> None:

@@ -87,6 +87,7 @@ def test_steps_are_read_as_they_were_recorded(
     np.testing.assert_array_equal(episodes.rewards, folder.joined(lambda each: each.rewards))
     assert episodes.lengths.tolist() == LENGTHS
     assert np.flatnonzero(episodes.terminals).tolist() == [4, 16]
+    assert (report["action_bounds"], report["action_low"], report["action_high"]) == ("[-2, 2]", [-2, -2], [2, 2])
     assert report["truncated_episodes"] == 2 and report["source"] == "minari" and "has_rewards" not in report
 
 

@@ -66,6 +66,18 @@ class Space(BaseModel):
         return "a picture" if len(self.shape) == PICTURE_DIMS and self.dtype == "uint8" else None
 
 
+class Environment(BaseModel):
+    """A gymnasium environment, as Minari describes it."""
+
+    id: str
+    max_episode_steps: PositiveInt | None = None
+
+    def note(self) -> str:
+        """How to evaluate in it."""
+        steps = "" if self.max_episode_steps is None else f", max_episode_steps: {self.max_episode_steps}"
+        return f"it was recorded in {self.id}: `environment: {self.id}{steps}` beside its path evaluates policies there"
+
+
 class Metadata(BaseModel):
     """data/metadata.json."""
 
@@ -73,6 +85,7 @@ class Metadata(BaseModel):
     data_format: Literal["hdf5", "arrow", "parquet"] = "hdf5"
     observation_space: Json[Space]
     action_space: Json[Space]
+    env_spec: Json[Environment] | None = None
     has_rewards: bool = True  # what `tap export-dataset` adds
 
 
@@ -86,8 +99,8 @@ class Storage(Protocol):
         """Its steps T."""
         ...
 
-    def read(self, episode: int, column: str, dim: int) -> np.ndarray:
-        """A column of its T steps (T, dim); a key of a Dict is read by "observations/key"."""
+    def read(self, episode: int, column: str, steps: int, dim: int) -> np.ndarray:
+        """A column of its `steps` T (T, dim); a key of a Dict is read by "observations/key"."""
         ...
 
     def place(self, episode: int) -> str:
@@ -113,11 +126,13 @@ def open_minari(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[t
         if 0 in lengths:
             raise ValueError(f"{path}: {storage.place(int(lengths.argmin()))} has no steps: leave it out of the dataset")
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        terminated = np.array([bool(storage.read(episode, "terminations", 1)[-1]) for episode in episodes])
+        terminated = np.array([bool(storage.read(episode, "terminations", lengths[episode], 1)[-1]) for episode in episodes])
 
         def column(**dims: int) -> Parts:
             def part(episode: int) -> np.ndarray:
-                return np.concatenate([storage.read(episode, name, dim) for name, dim in dims.items()], axis=1)
+                return np.concatenate(
+                    [storage.read(episode, name, lengths[episode], dim) for name, dim in dims.items()], axis=1
+                )
 
             return Parts(offsets, sum(dims.values()), part(0).dtype, part)
 
@@ -139,6 +154,7 @@ def open_minari(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[t
             has_rewards=metadata.has_rewards,
             observation_names=named,
             action_bounds=_bounds(metadata.action_space, file),
+            notes=[metadata.env_spec.note()] if metadata.env_spec and info.environment is None else [],
         )
         yield Table(path, columns, dims, facts, place=place), Boundaries.of_episodes(lengths, terminated)
 
@@ -185,8 +201,8 @@ class HDF5Storage:
     def length(self, episode: int) -> int:
         return len(self._column(episode, "rewards"))
 
-    def read(self, episode: int, column: str, dim: int) -> np.ndarray:
-        item, steps = self._column(episode, column), self.length(episode)
+    def read(self, episode: int, column: str, steps: int, dim: int) -> np.ndarray:
+        item = self._column(episode, column)
         rows = steps + column.startswith("observations")
         name = f"{self.files[0]}: episode_{episode}/{column}"
         if len(item) != rows or item.size != rows * dim:
@@ -227,13 +243,13 @@ class ArrowStorage:
         with arrow.readable(self.folder / str(episode)):
             return int(self._dataset(episode).count_rows()) - 1
 
-    def read(self, episode: int, column: str, dim: int) -> np.ndarray:
+    def read(self, episode: int, column: str, steps: int, dim: int) -> np.ndarray:
         name, *keys = column.split("/")
         with arrow.readable(self.folder / str(episode)):
             values = self._dataset(episode).to_table([name])[name].combine_chunks()
             for key in keys:
                 values = values.field(key)
-        return arrow.matrix(values[:-1], f"{self.folder / str(episode)}: {column}", dim)
+        return arrow.matrix(values[:steps], f"{self.folder / str(episode)}: {column}", dim)
 
     def place(self, episode: int) -> str:
         return f"data/{episode}"

@@ -119,6 +119,16 @@ def test_an_id_names_a_dataset_in_minaris_cache(tmp_path: Path, monkeypatch: pyt
         obtain(info, tmp_path / "elsewhere", tmp_path / "lock")
 
 
+def test_the_environment_of_the_metadata_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path, monkeypatch)
+    path = folder.path / "data/metadata.json"
+    metadata = json.loads(path.read_text()) | {"env_spec": gymnasium.spec("InvertedPendulum-v5").to_json()}
+    path.write_text(json.dumps(metadata))
+    note = "it was recorded in InvertedPendulum-v5: `environment: InvertedPendulum-v5, max_episode_steps: 1000` beside its path"
+    assert any(each.startswith(note) for each in folder.load()[1]["warnings"])
+    assert not any("recorded in" in each for each in folder.load(environment="InvertedPendulum-v5")[1]["warnings"])
+
+
 def mistake_of(folder: Folder, **changes: Any) -> str:
     with pytest.raises(ValueError) as error:
         folder.load(**changes)

@@ -373,7 +373,7 @@ def test_clipping_needs_bounds(project: Path) -> None:
     np.savez(project / "maze.npz", observations=states, actions=100 * states, terminals=np.arange(8) % 4 == 3)
     params = yaml.safe_load((project / "params.yaml").read_text())
     facts: dict[str, Any] = {"source": "ogbench", "path": "maze.npz", "clip_actions": True}
-    params["datasets"] = {"maze": {"fetch": facts}}
+    params["datasets"]["maze"] = {"fetch": facts}
     (project / "params.yaml").write_text(yaml.safe_dump(params))
     with pytest.raises(ValueError, match=r"datasets\.maze\.fetch\.clip_actions: actions have no bounds: set .*action_low"):
         fetch.run("maze")

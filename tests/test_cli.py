@@ -18,7 +18,20 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.command_line import App
 
-COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui", "worker", "sweep", "reap")
+COMMANDS = (
+    "run",
+    "datasets",
+    "validate",
+    "export-dataset",
+    "promote",
+    "models",
+    "serve",
+    "sync",
+    "ui",
+    "worker",
+    "sweep",
+    "reap",
+)
 
 
 def tap(*arguments: str) -> str:

@@ -55,12 +55,12 @@ class HDF5Table(Table):
     def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
         try:
             item = self.file.get(key)
-            if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.ndim != 2:
+            if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.ndim not in (1, 2):
                 return None
             require_all_data(item, key, sparse=True)
-            fits = len(item) == self.num_rows and item.shape[1] <= most
+            fits = len(item) == self.num_rows and item.size <= most * len(item)
             with np.errstate(over="ignore", invalid="ignore"):
-                return np.asarray(item[rows], np.float64) if fits else None
+                return np.asarray(item[rows], np.float64).reshape(-1, item.size // len(item)) if fits else None
         except HDF5_ERRORS:
             return None
 

@@ -19,6 +19,7 @@ from tap.data.ogbench import open_ogbench
 from tap.data.table import Table
 from tap.settings import FetchParams
 
+TIMESTAMPS = ("timestamps", "timestamp", "infos/timestamps", "infos/timestamp")
 
 @dataclass(frozen=True)
 class Recording:
@@ -47,6 +48,17 @@ class Recording:
         """As `chunks`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
         for part in self.chunks():
             yield replace(part, actions=part.actions.clip(*self.action_bounds)) if self.fetch.clip_actions else part
+
+    def timestamps(self) -> np.ndarray | None:
+        """The time of each row that `chunks` gives (N,) float64, in the file's unit.
+
+        None if the file has no finite numbers under one of TIMESTAMPS.
+        """
+        for key in TIMESTAMPS:
+            times = self.table.read_other(key, slice(None), most=1)
+            if times is not None and np.isfinite(times).all():
+                return np.asarray(times[self.boundaries.kept, 0])
+        return None
 
     def save(self, folder: Path) -> None:
         """Write `episodes` for `Episodes.load`."""

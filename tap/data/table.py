@@ -107,7 +107,8 @@ class Table:
     def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
         """Some rows of a key that is no column, (rows, dim) float64, not all of them finite.
 
-        None if the file has no table there of at most `most` dimensions and as many rows as the columns.
+        None if the file has no table there of at most `most` dimensions and as many rows as the columns. One number per row
+        is one dimension.
         """
         return None
 

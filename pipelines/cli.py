@@ -95,17 +95,40 @@ def datasets() -> None:
 
 
 @app.command()
-def validate(dataset: Dataset) -> None:
+def validate(
+    dataset: Dataset,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a page to look at the data before training: returns, each dimension, what deserves attention, "
+            "what training does with it. It is one file that needs no network; open it in a browser.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Check a dataset's file and environment as the stage fetch does, and describe it.
 
-    Example: `tap validate hopper-medium-replay`
+    Example: `tap validate hopper-medium-replay --html hopper.html`
     """
-    from pipelines.stages.fetch import describe
+    import numpy as np
+
+    from pipelines.stages.fetch import recording_of
+    from tap.data import validation
     from tap.data.catalog import lookup
+    from tap.data.profile import profile
     from tap.settings import load_params
 
-    fetch = load_params(PARAMS, dataset).fetch
-    report = describe(lookup(dataset, fetch), fetch).as_json()
+    params = load_params(PARAMS, dataset)
+    with recording_of(lookup(dataset, params.fetch), params.fetch) as recording:
+        validated = validation.validate(recording)
+        if html is not None:
+            from tap.reporting.data_page import write_data_page
+
+            boundaries, rng = recording.boundaries, np.random.default_rng(0)
+            profiled = profile(recording.chunks(), boundaries.lengths, recording.timestamps(), rng)
+            write_data_page(html, validated, profiled, boundaries, params)
+    report = validated.as_json()
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]
@@ -115,6 +138,8 @@ def validate(dataset: Dataset) -> None:
     table.add_row("returns, low to high", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
     show(table)
     print(*(f"note: {warning}" for warning in warnings), sep="\n")
+    if html is not None:
+        print(f"page: {html}")
 
 
 def _in_words(value: Any) -> str:

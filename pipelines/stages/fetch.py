@@ -18,7 +18,6 @@ from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
 from tap.data.validation import validate
 from tap.envs.trial import check_environment
-from tap.results import ValidationReport
 from tap.settings import FetchParams, Runtime
 
 
@@ -37,12 +36,6 @@ def run(dataset: Dataset) -> None:
     )
     for warning in validation.warnings:
         print(f"{dataset}: note: {warning}")
-
-
-def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
-    """A dataset's validation report; downloads its file if it is not on this machine yet. Raises ValueError."""
-    with recording_of(info, fetch) as recording:
-        return validate(recording)
 
 
 @contextmanager

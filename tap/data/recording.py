@@ -21,6 +21,7 @@ from tap.settings import FetchParams
 
 TIMESTAMPS = ("timestamps", "timestamp", "infos/timestamps", "infos/timestamp")
 
+
 @dataclass(frozen=True)
 class Recording:
     """An open file and its episodes."""

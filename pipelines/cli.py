@@ -32,6 +32,7 @@ app = App(
     tap run --dataset ID --seed 0  # one dataset and seed of params.yaml
     tap datasets | grep door       # datasets to add to params.yaml
     tap validate ID                # the contents of a dataset, and what looks wrong
+    tap export-dataset ID --to minari  # its episodes as a Minari dataset
     tap models                     # the registered policies
     tap promote ID --rollback      # back to the previous champion
     tap serve ID                   # the champion over HTTP
@@ -94,17 +95,40 @@ def datasets() -> None:
 
 
 @app.command()
-def validate(dataset: Dataset) -> None:
+def validate(
+    dataset: Dataset,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a page to look at the data before training: returns, each dimension, what deserves attention, "
+            "what training does with it. It is one file that needs no network; open it in a browser.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Check a dataset's file and environment as the stage fetch does, and describe it.
 
-    Example: `tap validate hopper-medium-replay`
+    Example: `tap validate hopper-medium-replay --html hopper.html`
     """
-    from pipelines.stages.fetch import describe
+    import numpy as np
+
+    from pipelines.stages.fetch import recording_of
+    from tap.data import validation
     from tap.data.catalog import lookup
+    from tap.data.profile import profile
     from tap.settings import load_params
 
-    fetch = load_params(PARAMS, dataset).fetch
-    report = describe(lookup(dataset, fetch), fetch).as_json()
+    params = load_params(PARAMS, dataset)
+    with recording_of(lookup(dataset, params.fetch), params.fetch) as recording:
+        validated = validation.validate(recording)
+        if html is not None:
+            from tap.reporting.data_page import write_data_page
+
+            boundaries, rng = recording.boundaries, np.random.default_rng(0)
+            profiled = profile(recording.chunks(), boundaries.lengths, recording.timestamps(), rng)
+            write_data_page(html, validated, profiled, boundaries, params)
+    report = validated.as_json()
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]
@@ -114,6 +138,8 @@ def validate(dataset: Dataset) -> None:
     table.add_row("returns, low to high", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
     show(table)
     print(*(f"note: {warning}" for warning in warnings), sep="\n")
+    if html is not None:
+        print(f"page: {html}")
 
 
 def _in_words(value: Any) -> str:
@@ -125,6 +151,25 @@ def _in_words(value: Any) -> str:
         case float():
             return f"{value:.6g}"
     return str(value)
+
+
+@app.command()
+def export_dataset(
+    dataset: Dataset, to: Annotated[Literal["minari"], typer.Option(help="The layout.", show_default=False)]
+) -> None:
+    """Write a dataset's episodes, as training gets them, in another project's layout: for Minari into its cache.
+
+    Example: `tap export-dataset hopper-medium-replay --to minari`
+    """
+    from pipelines.stages.fetch import recording_of
+    from tap.data.catalog import lookup
+    from tap.data.minari_export import export_to_minari
+    from tap.settings import Runtime, load_params
+
+    fetch = load_params(PARAMS, dataset).fetch
+    with recording_of(lookup(dataset, fetch), fetch) as recording:
+        name = export_to_minari(recording, Runtime().minari_datasets_path.expanduser())
+    print(f"{name} is in Minari's cache: minari.load_dataset({name!r}), or `fetch: {{source: minari, path: {name}}}`")
 
 
 @app.command()

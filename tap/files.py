@@ -6,7 +6,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +34,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with errors_name(path, instead_of=(None, str(temporary))):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_remains(path)
-            with temporary.open("wb") as file:
+            with temporary.open("w+b") as file:  # HDF5 also reads what it has written
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -116,8 +116,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def folder_sha256(folder: Path) -> str:
     """Hexadecimal SHA-256 digest of the names and bytes of all files below a folder."""
-    files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return files_sha256(folder, [path for path in folder.rglob("*") if path.is_file()])
+
+
+def files_sha256(root: Path, files: Iterable[Path]) -> str:
+    """Hexadecimal SHA-256 digest of the names and bytes of some files below the folder `root`; of a file, if `root` is one."""
+    if root.is_file():
+        return sha256(root)
+    digests = {path.relative_to(root).as_posix(): sha256(path) for path in files}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

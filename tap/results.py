@@ -131,12 +131,17 @@ class ValidationReport(Record):
     suite: str
     source: str
     origin: str  # the URL or path that the file came from
-    digest: str  # SHA-256 of the file
+    digest: str  # SHA-256 of the file, or of all files that are read
     bytes: int
     transitions: int
     episodes: int
     observation_dim: int
     action_dim: int
+    has_rewards: Annotated[bool, Field(exclude_if=bool)] = True  # left out of the file if it has; else all rewards are 0
+    fps: Absent[float] = None  # steps per second
+    tasks: Absent[list[str]] = None  # in words
+    observation_names: Absent[list[str]] = None  # of each dimension
+    action_names: Absent[list[str]] = None
     length: EpisodeLength
     episode_return: EpisodeReturn = Field(alias="return")
     normalized_score_mean: float | None  # None without reference scores
@@ -147,7 +152,9 @@ class ValidationReport(Record):
     constant_action_dims: list[int]
     rounded_observation_dims: Absent[list[int]] = None  # of which float32 distinguishes few values
     actions_out_of_range: int  # rows
-    action_bounds: Absent[str] = None  # those of the environment, in words
+    action_bounds: Absent[str] = None  # in words
+    action_low: Absent[list[float | None]] = None  # the bounds of each dimension, unless all are -1 and 1
+    action_high: Absent[list[float | None]] = None
     action_max_abs: float
     non_finite: dict[str, int]  # by column of the file
     return_histogram: Histogram

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -37,14 +37,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tap.yaml_file import read_mapping
 
+T = TypeVar("T")
 Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
-Source = Literal["bundled", "file", "d4rl"]
+Source = Literal["bundled", "file", "d4rl", "lerobot", "minari", "ogbench"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
 Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
+Unset = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # left out of files and digests while it is not set
+Names = Annotated[list[str], Field(min_length=1)]
+Bound = float | Annotated[list[float | None], Field(min_length=1)]
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -69,14 +73,21 @@ class FetchParams(Section):
     """Where a dataset comes from and what it is. What is not set is taken from the catalog (tap/data/catalog.py)."""
 
     source: Source | None = None
-    path: Path | None = None  # source "file": an HDF5 file; without it, D4RL's cache folder is searched
+    # Of source "file" an HDF5 file; without it, D4RL's cache folder is searched. Of "ogbench" an .npz file, of "lerobot" and
+    # "minari" a folder, or of "minari" an id in Minari's cache.
+    path: Path | None = None
+    # Of source "lerobot" the columns, of "minari" the keys of a Dict, that are observed, joined in this order.
+    observations: Unset[Names] = None
+    reward: Unset[str] = None  # of source "lerobot": the column of rewards, or of a flag that is worth 1 at an episode's end
     suite: Suite | None = None  # without it, that of `suite_of`
     environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment, if d4rl can be imported
     environment_kwargs: dict[str, Any] | None = None  # arguments of its constructor
     max_episode_steps: PositiveInt | None = None
     reference_min_score: float | None = None
     reference_max_score: float | None = None
-    clip_actions: bool  # clip actions to the environment's bounds, or [-1, 1] without one, rather than keep them as recorded
+    clip_actions: bool  # clip actions to their bounds (tap/data/action_bounds.py), rather than keep them as recorded
+    action_low: Unset[Bound] = None  # the least action, of all dimensions or of each; null in a list: none
+    action_high: Unset[Bound] = None  # the greatest
     max_jump: PositiveFloat | None  # a larger distance between neighbouring observations ends an episode
 
 
@@ -717,3 +728,4 @@ class Runtime(BaseSettings):
     parent_run: RunKey | None = Field(None, validation_alias="TAP_PARENT_RUN")  # the id of the run that this one belongs to
     flow_run: RunKey | None = Field(None, validation_alias="TAP_FLOW_RUN")  # Prefect's id of what started it
     d4rl_dataset_dir: Path = Field(Path("~/.d4rl/datasets"), validation_alias="D4RL_DATASET_DIR")
+    minari_datasets_path: Path = Field(Path("~/.minari/datasets"), validation_alias="MINARI_DATASETS_PATH")

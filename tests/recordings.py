@@ -21,6 +21,15 @@ def load_recording(path: Path, info: DatasetInfo, params: FetchParams, folder: P
     return Episodes.load(folder), report
 
 
+def read_recording(path: Path, info: DatasetInfo, params: FetchParams) -> tuple[Episodes, dict[str, Any]]:
+    """As `load_recording`, but without writing arrays, which waits for the disk."""
+    with open_recording(path, info, params) as recording:
+        report, parts = validate(recording).as_json(), list(recording.chunks())
+    names = ("observations", "actions", "rewards", "terminals")
+    joined = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return Episodes(*joined, np.cumsum([0, *(length for part in parts for length in part.lengths)])), report
+
+
 def fetch(**changes: Any) -> FetchParams:
     return FetchParams(**({"clip_actions": False, "max_jump": None} | changes))
 

@@ -18,7 +18,20 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.command_line import App
 
-COMMANDS = ("run", "datasets", "validate", "promote", "models", "serve", "sync", "ui", "worker", "sweep", "reap")
+COMMANDS = (
+    "run",
+    "datasets",
+    "validate",
+    "export-dataset",
+    "promote",
+    "models",
+    "serve",
+    "sync",
+    "ui",
+    "worker",
+    "sweep",
+    "reap",
+)
 
 
 def tap(*arguments: str) -> str:
@@ -138,3 +151,11 @@ def test_validate_describes_a_file(params_yaml_with: Callable[..., Path], monkey
     for fact in ("transitions 30", "episodes 3", "return mean 10, min 10, max 10", "constant action dims 0, 1"):
         assert fact in text
     assert "note: 30 of 30 actions reach outside [-1, 1]" in text
+    assert not list(folder.glob("*.html"))
+    assert "page: mine.html" in tap("validate", "mine", "--html", "mine.html")
+    assert "Constant action dimensions 0, 1: at 3." in Path("mine.html").read_text()
+    with h5py.File("mine.hdf5", "a") as file:
+        file["observations"][12, 3] = np.nan
+    with pytest.raises(ValueError, match="observations has a value that is not a finite float32, the first in row 12"):
+        tap("validate", "mine", "--html", "nan.html")
+    assert not Path("nan.html").exists()

@@ -1,4 +1,4 @@
-"""Stage fetch: a dataset's HDF5 file, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
+"""Stage fetch: a dataset's files, downloaded if needed -> data/raw/DATASET: episodes as arrays, and a validation report.
 
 Example: python -m pipelines.stages.fetch hopper-medium-replay
 """
@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from pipelines.command_line import Dataset, main
 from pipelines.stages.params import FetchStage, require_safe
+from tap.data.action_bounds import with_params
 from tap.data.catalog import DatasetInfo
 from tap.data.download import obtain
 from tap.data.recording import Recording, open_recording
 from tap.data.validation import validate
 from tap.envs.trial import check_environment
-from tap.results import ValidationReport
 from tap.settings import FetchParams, Runtime
 
 
@@ -36,20 +38,21 @@ def run(dataset: Dataset) -> None:
         print(f"{dataset}: note: {warning}")
 
 
-def describe(info: DatasetInfo, fetch: FetchParams) -> ValidationReport:
-    """A dataset's validation report; downloads its file if it is not on this machine yet. Raises ValueError."""
-    with recording_of(info, fetch) as recording:
-        return validate(recording)
-
-
 @contextmanager
 def recording_of(info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
     """A dataset's file, opened and checked against its environment. Raises ValueError."""
     require_safe(info)
-    source = obtain(info, Runtime().d4rl_dataset_dir.expanduser(), Path("datasets.lock.json"))
+    runtime = Runtime()
+    shared = runtime.minari_datasets_path if info.source == "minari" else runtime.d4rl_dataset_dir
+    source = obtain(info, shared.expanduser(), Path("datasets.lock.json"))
     with open_recording(source, info, fetch) as recording:
         bounds = check_environment(info, recording.table.observation_dim, recording.table.action_dim)
-        yield recording if bounds is None else replace(recording, action_bounds=bounds)
+        if bounds is not None:
+            recording = replace(recording, action_bounds=with_params(bounds, fetch, info.id))
+        if fetch.clip_actions and np.isinf(recording.action_bounds).all():
+            key = f"datasets.{info.id}.fetch"
+            raise ValueError(f"{key}.clip_actions: actions have no bounds: set {key}.action_low and action_high, or remove it")
+        yield recording
 
 
 if __name__ == "__main__":

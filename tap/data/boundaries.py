@@ -25,13 +25,13 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tap.data.catalog import DatasetInfo
 from tap.data.chunks import row_chunks
-from tap.data.hdf5 import Table
+from tap.data.table import Table
 from tap.settings import FetchParams, Suite
 
 ANTMAZE_MAX_JUMP = 1.0  # metres; measured: at most 0.35 m within an episode
@@ -46,8 +46,16 @@ class Boundaries:
     starts: np.ndarray  # (E,) int64: the first row
     ends: np.ndarray  # (E,) int64: the last row + 1
     reasons: np.ndarray  # (E,) str: what ends it, a key of `describe`
+    terminated: np.ndarray  # (E,) bool: a true end, rather than a truncation
     kept: np.ndarray  # (N,) bool: rows that belong to an episode
     ignored_timeouts: int
+
+    @classmethod
+    def of_episodes(cls, lengths: np.ndarray, terminated: np.ndarray) -> Self:
+        """The boundaries of a file that states its episodes: their lengths (E,), and which of them (E,) truly ended."""
+        ends = np.cumsum(lengths)
+        reasons = np.where(terminated, "terminals", "timeouts")
+        return cls(ends - lengths, ends, reasons, terminated, np.ones(int(ends[-1]), bool), ignored_timeouts=0)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -72,21 +80,25 @@ def find_boundaries(table: Table, info: DatasetInfo, fetch: FetchParams) -> Boun
     """Where each episode begins and ends, by the rules above. Raises ValueError if a boundary is missing."""
     terminals, timeouts = table.read_flags("terminals"), table.read_flags("timeouts")
     jumps = _jumps(table, info, fetch, terminals | timeouts)
+    at_goal = np.zeros_like(terminals)
     if info.suite == "antmaze":
         for rows in row_chunks(table.num_rows):
-            terminals[rows] |= table.read("rewards", rows) > 0
+            at_goal[rows] = table.read("rewards", rows) > 0
+        terminals |= at_goal
     ends = terminals | jumps if info.suite == "adroit" else terminals | timeouts | jumps
     ends[-1] = True
     kept = ~_between_terminals(terminals, timeouts | jumps) if info.suite == "antmaze" else np.ones_like(ends)
     last = np.flatnonzero(ends & kept)
     starts = np.flatnonzero(kept & np.concatenate([[True], (ends | ~kept)[:-1]]))
+    assert info.max_episode_steps is not None
     at_limit = last + 1 - starts >= info.max_episode_steps
     reasons = np.select(
         [terminals[last] & ~(timeouts[last] & at_limit), timeouts[last], jumps[last]],
         ["terminals", "timeouts", "discontinuities"],
         "end_of_file",
     )
-    boundaries = Boundaries(starts, last + 1, reasons, kept, int((timeouts & ~ends).sum()))
+    terminated = (reasons == "terminals") & (~at_limit | at_goal[last])
+    boundaries = Boundaries(starts, last + 1, reasons, terminated, kept, int((timeouts & ~ends).sum()))
     _check_lengths(boundaries, table, info, fetch)
     return boundaries
 
@@ -165,6 +177,7 @@ def _resets(observations: np.ndarray, usual: np.ndarray) -> np.ndarray:
 def _check_lengths(boundaries: Boundaries, table: Table, info: DatasetInfo, fetch: FetchParams) -> None:
     """Raise ValueError if an episode is so long that a boundary must be missing."""
     limit, lengths = info.max_episode_steps, boundaries.lengths
+    assert limit is not None
     jumps = info.suite in ("adroit", "antmaze") or fetch.max_jump is not None or "next_observations" in table.columns
     too_long = np.flatnonzero(lengths > (LONGEST * limit if jumps else limit))
     if not len(too_long):

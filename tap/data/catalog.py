@@ -12,6 +12,8 @@ from typing import Any, get_args
 
 from tap.settings import FetchParams, Source, Suite, suite_of
 
+# Sources of a path whose files state where episodes end.
+WITH_EPISODES = ("lerobot", "minari", "ogbench")
 ANT_OBSERVATION_DIM = 27  # of D4RL's 111: the others, contact forces, are all zero
 
 
@@ -22,10 +24,10 @@ class DatasetInfo:
     id: str
     suite: Suite
     source: Source
-    path: Path | None  # of the file, if source is "bundled", or "file" with a path
+    path: Path | None  # of the file or folder; None if source is "d4rl", or "file" without a path
     url: str | None
     environment: str | None  # a gymnasium id, or "d4rl"
-    max_episode_steps: int
+    max_episode_steps: int | None  # None for the environment's own limit
     reference_min_score: float | None  # D4RL's undiscounted return of a random policy
     reference_max_score: float | None  # and of an expert
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)  # arguments of the environment's constructor
@@ -93,7 +95,7 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     key = f"datasets.{dataset}.fetch"
     info = known_datasets().get(dataset)
     if info is None:
-        if fetch.path is None or fetch.max_episode_steps is None:
+        if fetch.path is None or (fetch.max_episode_steps is None and fetch.source not in WITH_EPISODES):
             close = difflib.get_close_matches(dataset, known_datasets(), n=3)
             raise ValueError(
                 f"unknown dataset {dataset!r}"
@@ -104,7 +106,9 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
             )
         info = DatasetInfo(dataset, suite_of(dataset), "file", None, None, None, fetch.max_episode_steps, None, None)
     source = fetch.source or ("file" if fetch.path else info.source)
-    if fetch.path is not None and source != "file":
+    if fetch.path is None and source in WITH_EPISODES:
+        raise ValueError(f"{key}: source {source!r} needs a path: set `path` to the dataset's folder")
+    if fetch.path is not None and source not in ("file", *WITH_EPISODES):
         raise ValueError(f"{key}: source {source!r} takes no path: remove `path`, or write `source: file`")
     if source == "bundled" and info.source != "bundled":
         raise ValueError(f"{key}.source: {dataset} is not bundled with the project: remove `source`")
@@ -113,6 +117,9 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
             f"{key}: no download address of {dataset} is known: get its HDF5 file, or collect one as docs/d4rl.md describes, "
             f"and set {key}.path to it"
         )
+    for name, sources in (("observations", ("lerobot", "minari")), ("reward", ("lerobot",))):
+        if getattr(fetch, name) is not None and source not in sources:
+            raise ValueError(f"{key}: source {source!r} takes no {name}: remove `{name}`")
     facts = (
         *("suite", "environment", "environment_kwargs", "max_episode_steps", "reference_min_score", "reference_max_score"),
     )

@@ -21,17 +21,21 @@ CHUNK = 1 << 20  # bytes
 
 
 def obtain(info: DatasetInfo, shared: Path, lock: Path) -> Path:
-    """The dataset's file on this machine, downloaded into the folder `shared` if that is its source and it is missing.
+    """The dataset's file or folder on this machine, downloaded into the folder `shared` if that is its source.
 
+    The path of a Minari dataset may be its id, which names a folder in `shared`.
     The digest of a downloaded file is recorded in `lock` the first time, and must not change after that.
     Raises ValueError if the file is missing, cannot be downloaded, or its digest is not the recorded one; and if a merge left a
     conflict in `lock`.
     """
     key = f"datasets.{info.id}.fetch.path in params.yaml"
     if info.path is not None:
-        if not info.path.is_file():
-            raise ValueError(f"{info.id}: {info.path} does not exist: run inside the project's folder, or correct {key}")
-        return info.path
+        places = [info.path, shared / info.path] if info.source == "minari" else [info.path]
+        for place in places:
+            if place.exists():
+                return place
+        where = " and ".join(f"{place} does not exist" for place in places)
+        raise ValueError(f"{info.id}: {where}: run inside the project's folder, or correct {key}")
     assert info.url is not None
     path = shared / Path(info.url).name
     if info.source == "file":

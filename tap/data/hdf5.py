@@ -10,10 +10,9 @@ import h5py
 import numpy as np
 
 from tap.data.catalog import ANT_OBSERVATION_DIM, DatasetInfo
-from tap.data.chunks import row_chunks
+from tap.data.layouts import layout_of_folder, layout_of_keys
+from tap.data.table import SCALARS, Facts, Table
 
-FLAGS = ("terminals", "timeouts")
-SCALARS = (*FLAGS, "rewards")
 NUMBERS = "fiub"  # numpy's kinds of dtype: floats, integers, booleans
 NAMED = 8  # of the keys of a file that lacks some, at most so many are named
 LONGEST = 200  # characters of a text of a file in a message
@@ -23,7 +22,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # What else is found where an HDF5 file should be, by its first bytes.
 OTHER_FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file that it stands for: run `git lfs pull`",
-    b"PK\x03\x04": "a zip archive, as .npz files are, not HDF5: unpack it or convert it",
+    b"PK\x03\x04": "a zip archive, as .npz files are, not HDF5: set `source: ogbench` if it is OGBench's, or convert it",
     b"\x93NUMPY": "a numpy array, not HDF5: convert it",
     b"\x1f\x8b": "compressed by gzip: unpack it",
     b"\x28\xb5\x2f\xfd": "compressed by zstd: unpack it",
@@ -35,103 +34,50 @@ OTHER_FORMATS = {
 
 
 @dataclass(frozen=True)
-class Table:
-    """The columns of an open file, all of the same length: observations, actions, rewards, terminals, and if the file has
-    them timeouts and next_observations. In AntMaze, whose observations end with the goal, also infos/goal.
+class HDF5Table(Table):
+    """The columns of an open file: observations, actions, rewards, terminals, and if the file has them timeouts and
+    next_observations. In AntMaze, whose observations end with the goal, also infos/goal.
     """
 
-    path: Path
     file: h5py.File
-    columns: Mapping[str, h5py.Dataset]
-    dims: Mapping[str, int]  # how many of a column's leading dimensions are read
-    recollected: bool  # whether the file declares that it was recorded again, and is not D4RL's
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns["rewards"])
 
     @property
     def observation_dim(self) -> int:
         return self.dims["observations"] + self.dims.get("infos/goal", 0)
 
-    @property
-    def action_dim(self) -> int:
-        return self.dims["actions"]
-
     def read(self, key: str, rows: slice) -> np.ndarray:
-        """Some rows of a column: float32 (rows, dim), rewards (rows,) float32, flags (rows,) bool.
-
-        Raises ValueError if values are not finite in float32, or the file cannot be read.
-        """
-        values = self._values(key, rows)
-        if not np.isfinite(values).all():
-            raise self._not_finite(key)
+        """As `Table.read`; observations end with the goal, if there is one."""
+        values = super().read(key, rows)
         if key == "observations" and "infos/goal" in self.columns:
             return np.concatenate([values, self.read("infos/goal", rows)], axis=1)
-        if key in SCALARS:
-            values = values[:, 0]
-        return self._flags(key, values, rows) if key in FLAGS else values
-
-    def read_flags(self, key: str) -> np.ndarray:
-        """All of `terminals` or `timeouts` (N,) bool; False if the file has no such column."""
-        flags = np.zeros(self.num_rows, bool)
-        if key in self.columns:
-            for rows in row_chunks(self.num_rows):
-                flags[rows] = self.read(key, rows)
-        return flags
+        return values
 
     def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
-        """Some rows of a key that is no column, (rows, dim) float64, not all of them finite.
-
-        None if the file has no table there of at most `most` dimensions and as many rows as the columns.
-        """
         try:
             item = self.file.get(key)
-            if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.ndim != 2:
+            if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.ndim not in (1, 2):
                 return None
-            _require_all_data(item, key, sparse=True)
-            fits = len(item) == self.num_rows and item.shape[1] <= most
+            require_all_data(item, key, sparse=True)
+            fits = len(item) == self.num_rows and item.size <= most * len(item)
             with np.errstate(over="ignore", invalid="ignore"):
-                return np.asarray(item[rows], np.float64) if fits else None
+                return np.asarray(item[rows], np.float64).reshape(-1, item.size // len(item)) if fits else None
         except HDF5_ERRORS:
             return None
 
-    def _flags(self, key: str, values: np.ndarray, rows: slice) -> np.ndarray:
-        wrong = np.flatnonzero((values != 0) & (values != 1))
-        if len(wrong):
-            raise ValueError(
-                f"{self.path}: {key} has {values[wrong[0]]:g} in row {rows.start + wrong[0]}, but a flag is 0 or 1: "
-                "write 1 in the last row of each episode that it ends, and 0 in all others"
-            )
-        return values.astype(bool)
-
     def _values(self, key: str, rows: slice) -> np.ndarray:
-        with _readable(f"{self.path}: {key}"):
-            values: np.ndarray = self.columns[key].astype(np.float32)[rows]
-        return values.reshape(len(values), -1)[:, : self.dims[key]]
-
-    def _not_finite(self, key: str) -> ValueError:
-        count, first = 0, self.num_rows
-        for rows in row_chunks(self.num_rows):
-            wrong = ~np.isfinite(self._values(key, rows))
-            if wrong.any():
-                count, first = count + int(wrong.sum()), min(first, rows.start + int(np.argwhere(wrong)[0, 0]))
-        number = f"{count} values that are" if count > 1 else "a value that is"
-        return ValueError(f"{self.path}: {key} has {number} not a finite float32, the first in row {first}: fix it")
+        with readable(f"{self.path}: {key}"):
+            values: np.ndarray = self.file[key].astype(np.float32)[rows]
+        return values
 
 
 @contextmanager
-def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
+def open_table(path: Path, info: DatasetInfo) -> Iterator[HDF5Table]:
     """Open a dataset's file. Raises ValueError if it or a part of it cannot be read, lacks a key, or has wrong shapes."""
-    try:
-        file = h5py.File(path)
-    except HDF5_ERRORS as error:
-        raise ValueError(_why_unreadable(path, error)) from error
-    with file:
+    with open_file(path) as file:
         columns = _columns(file, path, info)
         shapes = _check_shapes(columns, path)
         for key, column in columns.items():
-            _require_all_data(column, f"{path}: {key}", sparse=key in SCALARS)
+            require_all_data(column, f"{path}: {key}", sparse=key in SCALARS)
         dims = {key: item.size // len(item) for key, item in columns.items()}
         if dims.get("next_observations", dims["observations"]) != dims["observations"]:
             raise ValueError(f"{path}: next_observations and observations differ in size ({shapes})")
@@ -140,11 +86,23 @@ def open_table(path: Path, info: DatasetInfo) -> Iterator[Table]:
         ant = info.environment == "Ant-v4" or (info.environment == "d4rl" and info.id.startswith("ant-"))
         if ant and dims["observations"] == 111:
             dims |= {key: ANT_OBSERVATION_DIM for key in dims if key.endswith("observations")}
-        yield Table(path, file, columns, dims, _is_recollected(file))
+        notes = [] if "timeouts" in columns else ["the file has no `timeouts`"]
+        yield HDF5Table(path, columns, dims, Facts([path], recollected=_is_recollected(file), notes=notes), file)
 
 
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
+def open_file(path: Path) -> Iterator[h5py.File]:
+    """Open an HDF5 file. Raises ValueError, with the reason, if it cannot be read."""
+    try:
+        file = h5py.File(path)
+    except HDF5_ERRORS as error:
+        raise ValueError(_why_unreadable(path, error)) from error
+    with file:
+        yield file
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
     """Raises ValueError if h5py cannot read `what`, a part of a file."""
     try:
         yield
@@ -168,7 +126,7 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
     required = ["observations", "actions", "rewards", "terminals"] + ["infos/goal"] * (info.suite == "antmaze")
     columns = {}
     for key in (*required, "timeouts", "next_observations"):
-        with _readable(f"{path}: {key}"):
+        with readable(f"{path}: {key}"):
             item, link = file.get(key), file.get(key, getlink=True)
         if isinstance(item, h5py.Dataset):
             columns[key] = item
@@ -177,6 +135,8 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
     missing = [key for key in required if key not in columns]
     if missing:
         present = _names(file)
+        if (layout := layout_of_keys(map(_shown, present))) is not None:
+            raise ValueError(f"{path} {layout}")
         more = f", and {len(present) - NAMED} more" if len(present) > NAMED else ""
         names = ", ".join(_shown(name) for name in present[:NAMED]) + more
         raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {names or 'nothing'}: add what is missing")
@@ -199,13 +159,13 @@ def _is_recollected(file: h5py.File) -> bool:
     return isinstance(source, str) and source == "recollected"
 
 
-def _require_all_data(column: h5py.Dataset, name: str, sparse: bool, parents: tuple[tuple[Path, int], ...] = ()) -> None:
+def require_all_data(column: h5py.Dataset, name: str, sparse: bool, parents: tuple[tuple[Path, int], ...] = ()) -> None:
     """Raises ValueError if a column's data is compressed in an unknown way, or is not all there, in this file or in others.
 
     HDF5 reads what is missing as zeros, even 10^12 rows of a file of a few kilobytes. A `sparse` column may be written so.
     `parents` are the virtual datasets that this one is a part of: HDF5 never returns from reading one that contains itself.
     """
-    with _readable(name):
+    with readable(name):
         file, properties, external = Path(column.file.filename), column.id.get_create_plist(), column.external
         filters = [properties.get_filter(index) for index in range(properties.get_nfilters())]
         parts = column.virtual_sources() if column.is_virtual else None
@@ -240,7 +200,7 @@ def _require_all_data(column: h5py.Dataset, name: str, sparse: bool, parents: tu
                     f"{name} is a virtual dataset with parts in {_shown(str(source))}, {_shown(part.dset_name)}, which "
                     f"cannot be read ({_reason(error)}): put the file there, or write the data into this one"
                 ) from error
-            _require_all_data(item, name, sparse, (*parents, here))
+            require_all_data(item, name, sparse, (*parents, here))
     if mapped < column.size:
         raise ValueError(
             f"{name} is a virtual dataset without data for {column.size - mapped} of its {column.size} values: fix it"
@@ -249,7 +209,7 @@ def _require_all_data(column: h5py.Dataset, name: str, sparse: bool, parents: tu
 
 def _require_all_values(column: h5py.Dataset, name: str) -> None:
     """Raises ValueError if the file has no data for some of a column's values."""
-    with _readable(name):
+    with readable(name):
         if column.chunks:
             needed = math.prod(-(-size // chunk) for size, chunk in zip(column.shape, column.chunks, strict=True))
             stored = column.id.get_num_chunks()
@@ -266,7 +226,7 @@ def _check_shapes(columns: Mapping[str, h5py.Dataset], path: Path) -> str:
     """The shapes in words. Raises ValueError if a column is not a table of numbers, or if columns differ in length."""
     types = {}
     for key, item in columns.items():
-        with _readable(f"{path}: {key}"):
+        with readable(f"{path}: {key}"):
             types[key] = (item.shape, _dtype(item))
     shapes = ", ".join(f"{key} {shape}" for key, (shape, _) in types.items())
     for key, (shape, dtype) in types.items():
@@ -293,7 +253,7 @@ def _dtype(column: h5py.Dataset) -> np.dtype | None:
 def _why_unreadable(path: Path, error: Exception) -> str:
     """Why h5py cannot open a file, and what to do."""
     if path.is_dir():
-        return f"{path} is a folder: name an HDF5 file"
+        return f"{path} is {layout_of_folder(path) or 'a folder: name an HDF5 file'}"
     try:
         with path.open("rb") as file:
             first = file.read(64)

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds, no_bounds, unit_bounds, with_params
 from tap.data.boundaries import Boundaries, find_boundaries
-from tap.data.catalog import DatasetInfo
+from tap.data.catalog import WITH_EPISODES, DatasetInfo
 from tap.data.chunks import episode_chunks
 from tap.data.episodes import Episodes, save_episodes
-from tap.data.hdf5 import Table, open_table
+from tap.data.hdf5 import open_table
+from tap.data.lerobot import open_lerobot
+from tap.data.minari import open_minari
+from tap.data.ogbench import open_ogbench
+from tap.data.table import Table
 from tap.settings import FetchParams
 
-ActionBounds = tuple[np.ndarray, np.ndarray]  # least and greatest value of each dimension (A,)
+TIMESTAMPS = ("timestamps", "timestamp", "infos/timestamps", "infos/timestamp")
 
 
 @dataclass(frozen=True)
@@ -37,26 +42,55 @@ class Recording:
                 self.table.read(key, rows)[kept] for key in ("observations", "actions", "rewards")
             )
             terminals, last = np.zeros(len(rewards), bool), offsets[1:] - 1
-            at_goal = rewards[last] > 0 if self.info.suite == "antmaze" else False
-            before_limit = cut.lengths[part] < self.info.max_episode_steps
-            terminals[last] = (cut.reasons[part] == "terminals") & (before_limit | at_goal)
+            terminals[last] = cut.terminated[part]
             yield Episodes(observations, actions, rewards, terminals, offsets)
 
+    def episodes(self) -> Iterator[Episodes]:
+        """As `chunks`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
+        for part in self.chunks():
+            yield replace(part, actions=part.actions.clip(*self.action_bounds)) if self.fetch.clip_actions else part
+
+    def timestamps(self) -> np.ndarray | None:
+        """The time of each row that `chunks` gives (N,) float64, in the file's unit.
+
+        None if the file has no finite numbers under one of TIMESTAMPS.
+        """
+        for key in TIMESTAMPS:
+            times = self.table.read_other(key, slice(None), most=1)
+            if times is not None and np.isfinite(times).all():
+                return np.asarray(times[self.boundaries.kept, 0])
+        return None
+
     def save(self, folder: Path) -> None:
-        """Write the episodes for `Episodes.load`, with actions clipped to their bounds if `fetch.clip_actions` is set."""
-        parts = self.chunks()
-        if self.fetch.clip_actions:
-            parts = (replace(part, actions=part.actions.clip(*self.action_bounds)) for part in parts)
-        save_episodes(folder, parts, self.boundaries.lengths)
+        """Write `episodes` for `Episodes.load`."""
+        save_episodes(folder, self.episodes(), self.boundaries.lengths)
 
 
 @contextmanager
 def open_recording(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[Recording]:
-    """Open an HDF5 file in D4RL's layout and find its episodes. The bounds of its actions are taken to be D4RL's [-1, 1].
+    """Open a file or folder in the layout of `info.source` and find its episodes. The bounds of its actions do not
+    regard an environment.
 
     Raises ValueError on a file that cannot be read, lacks a key, has keys of different lengths or numbers that are not finite,
     or whose episode boundaries are not found.
     """
-    with open_table(path, info) as table:
-        ones = np.ones(table.action_dim, np.float32)
-        yield Recording(table, find_boundaries(table, info, fetch), info, fetch, (-ones, ones))
+    with _opened(path, info, fetch) as (table, boundaries):
+        unknown = no_bounds if info.source in WITH_EPISODES else unit_bounds
+        bounds = table.facts.action_bounds or unknown(table.action_dim)
+        yield Recording(table, boundaries, info, fetch, with_params(bounds, fetch, info.id))
+
+
+@contextmanager
+def _opened(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[tuple[Table, Boundaries]]:
+    match info.source:
+        case "lerobot":
+            yield open_lerobot(path, info, fetch)
+        case "minari":
+            with open_minari(path, info, fetch) as opened:
+                yield opened
+        case "ogbench":
+            with open_ogbench(path) as opened:
+                yield opened
+        case _:
+            with open_table(path, info) as table:
+                yield table, find_boundaries(table, info, fetch)

@@ -1,16 +1,18 @@
 """The validation report of a recording: the contents of a dataset, and what looks wrong."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds, unit_bounds
 from tap.data.catalog import DatasetInfo
 from tap.data.chunks import row_chunks
 from tap.data.episodes import Episodes
-from tap.data.hdf5 import Table
-from tap.data.recording import ActionBounds, Recording
-from tap.files import sha256
+from tap.data.recording import Recording
+from tap.data.table import Table
+from tap.files import files_sha256
 from tap.results import ValidationReport
 
 LEAST_STEPS = 1000  # float32 values in the range of a dimension: with fewer, rounding is more than a thousandth of the range
@@ -20,7 +22,8 @@ LISTED = 10  # dimensions
 
 def validate(recording: Recording) -> ValidationReport:
     """The report. Reads all of the file; raises ValueError as `Table.read` does."""
-    table, info, lengths, path = recording.table, recording.info, recording.boundaries.lengths, recording.table.path
+    table, info, lengths = recording.table, recording.info, recording.boundaries.lengths
+    facts = table.facts
     summary = _Summary(recording.action_bounds)
     for part in recording.chunks():
         summary.add(part)
@@ -31,14 +34,19 @@ def validate(recording: Recording) -> ValidationReport:
     report = {
         "dataset": info.id,
         "suite": info.suite,
-        "source": "recollected" if table.recollected else info.source,
+        "source": "recollected" if facts.recollected else info.source,
         "origin": _origin(info),
-        "digest": sha256(path),
-        "bytes": path.stat().st_size,
+        "digest": files_sha256(table.path, facts.files),
+        "bytes": sum(file.stat().st_size for file in facts.files),
         "transitions": int(lengths.sum()),
         "episodes": len(lengths),
         "observation_dim": table.observation_dim,
         "action_dim": table.action_dim,
+        "has_rewards": facts.has_rewards,
+        "fps": facts.fps,
+        "tasks": list(facts.tasks) or None,
+        "observation_names": list(facts.observation_names) or None,
+        "action_names": list(facts.action_names) or None,
         "length": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "return": {"mean": float(returns.mean()), "min": float(returns.min()), "max": float(returns.max())},
         "normalized_score_mean": None if low is None or high is None else float(100 * (returns.mean() - low) / (high - low)),
@@ -50,6 +58,7 @@ def validate(recording: Recording) -> ValidationReport:
         "rounded_observation_dims": _rounded(table, *summary.bounds["observations"]),
         "actions_out_of_range": summary.out_of_range,
         "action_bounds": _in_words(recording.action_bounds),
+        **_in_numbers(recording.action_bounds),
         "action_max_abs": float(max(np.abs(bound).max() for bound in summary.bounds["actions"])),
         "non_finite": dict.fromkeys(table.columns, 0),
         "return_histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
@@ -85,18 +94,21 @@ class _Summary:
 
 def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
     info, lengths = recording.info, recording.boundaries.lengths
-    single, long = (lengths == 1).sum(), (lengths > info.max_episode_steps + 1).sum()  # AntMaze's episodes have one more row
+    single, limit = (lengths == 1).sum(), info.max_episode_steps
+    long = 0 if limit is None else (lengths > limit + 1).sum()  # AntMaze's episodes have one more row
     clip = "were clipped" if recording.fetch.clip_actions else "are kept"
-    if not recording.fetch.clip_actions and (info.environment is not None or info.suite != "custom"):
+    known = info.environment is not None or recording.fetch.action_low is not None or recording.fetch.action_high is not None
+    if not recording.fetch.clip_actions and known:
         clip += ": fetch.clip_actions would clip them"
     rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
         "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
-        "the file has no `timeouts`": "timeouts" not in recording.table.columns,
+        "it has no rewards: all are stored as 0": not recording.table.facts.has_rewards,
+        **dict.fromkeys(recording.table.facts.notes, True),
         "the last episode has no end in the file": report["unfinished_last_episode"],
         "it has one episode: none can be held out from training": len(lengths) == 1,
         f"{single} of {len(lengths)} episodes have a single step": single,
-        f"{long} of {len(lengths)} episodes are longer than the limit of {info.max_episode_steps} steps, and kept whole": long,
+        f"{long} of {len(lengths)} episodes are longer than the limit of {limit} steps, and kept whole": long,
         "{actions_out_of_range} of {transitions} actions reach outside {action_bounds}, to {action_max_abs:.6g}, and ".format(
             **report
         )
@@ -118,9 +130,10 @@ def _rounded(table: Table, low: np.ndarray, high: np.ndarray) -> list[int]:
     varies, column = high > low, table.columns["observations"]
     if column.dtype.itemsize > 4 and (coarse & ~varies).any():
         own = slice(0, table.dims["observations"])  # without AntMaze's goal
-        first = column[0].reshape(-1)[own]
+        width = math.prod(column.shape[1:])
+        first = column[:1].reshape(-1)[own]
         for rows in row_chunks(table.num_rows):
-            varies[own] |= (column[rows].reshape(-1, column.size // len(column))[:, own] != first).any(axis=0)
+            varies[own] |= (column[rows].reshape(-1, width)[:, own] != first).any(axis=0)
     return [int(dim) for dim in np.flatnonzero(coarse & varies)]
 
 
@@ -148,8 +161,18 @@ def _contradicted(table: Table) -> float:
 def _in_words(bounds: ActionBounds) -> str:
     """The bounds of the actions: the same for all dimensions, or else the widest."""
     low, high = bounds
-    same = np.ptp(low) == 0 and np.ptp(high) == 0
+    if np.isinf(bounds).all():
+        return "none"
+    same = (low == low[0]).all() and (high == high[0]).all()
     return f"[{low.min():g}, {high.max():g}]" if same else f"their bounds within [{low.min():g}, {high.max():g}]"
+
+
+def _in_numbers(bounds: ActionBounds) -> dict[str, list[float | None]]:
+    """The bounds of each dimension, None for none; nothing if they are D4RL's."""
+    if np.array_equal(bounds, unit_bounds(len(bounds[0]))):
+        return {}
+    low, high = ([float(each) if np.isfinite(each) else None for each in bound] for bound in bounds)
+    return {"action_low": low, "action_high": high}
 
 
 def _listed(dims: list[int]) -> str:

@@ -90,7 +90,7 @@ def environment_key(info: DatasetInfo) -> str:
 
 
 def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
-    """The simulator of a dataset, truncated after `info.max_episode_steps` steps.
+    """The simulator of a dataset, truncated after `info.max_episode_steps` steps, or after the environment's own limit.
 
     Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
     "d4rl" is D4RL's own environment. `info.environment_kwargs` and `options`, such as render_mode, go to `gymnasium.make`.
@@ -117,6 +117,10 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
             "arguments of its constructor"
         ) from error
     _check_spaces(env, info)
+    if env.spec is None or env.spec.max_episode_steps is None:
+        raise ValueError(
+            f"{info.id}: {environment} has no limit of its own: set datasets.{info.id}.fetch.max_episode_steps in params.yaml"
+        )
     return Simulator(env if rule is None else D4RLReward(env, rule), info)
 
 

@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
+from tap.data.action_bounds import ActionBounds
 from tap.data.catalog import DatasetInfo
-from tap.data.recording import ActionBounds
 from tap.envs.make import Simulator, environment_key, make_environment
 
 STEPS = 5

@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from tap.files import write_atomically, write_json
 from tap.reporting.checks import offline_checks_table
 from tap.reporting.experiments import experiment_pictures
+from tap.reporting.page import template
 from tap.reporting.pictures import Picture, dataset_pictures, returns_picture
 from tap.reporting.rows import SOURCES, Row, load_diagnoses, load_evaluations, methods_run, summary, table_rows
 from tap.reporting.studies import STUDIES, study_table
-from tap.reporting.style import figure_png, figure_svg
+from tap.reporting.style import figure_png
 from tap.reporting.tables import (
-    NOTHING,
     Table,
     departures_table,
     main_tables,
@@ -46,7 +43,7 @@ def write_report(data: Path, out: Path) -> Path:
     datasets = dict.fromkeys(each.dataset for each in evaluations)
     sections = {dataset: _section(dataset, rows, validations, data) for dataset in datasets}
     histograms = {dataset: returns_picture(dataset, validation) for dataset, validation in validations.items()}
-    page = _template().render(
+    page = template("report.html").render(
         rows=rows,
         evaluations=evaluations,
         tables=tables,
@@ -105,20 +102,3 @@ def _training_metrics(metrics: Path) -> dict[str, dict[str, dict[str, Any]]]:
         for stage in ("train_vqvae", "train_prior", "train_critic", "train_actor", *(f"train_{method}" for method in METHODS))
     }
     return {stage: instances for stage, instances in stages.items() if instances}
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = _number
-    environment.filters["score"] = lambda value: NOTHING if value is None else f"{value:.1f}"
-    environment.filters["svg"] = lambda figure: Markup(figure_svg(figure))
-    return environment.get_template("report.html")
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    if value is None:
-        return NOTHING
-    whole = isinstance(value, int) or abs(value) >= 10 ** (digits - 1)  # not 1e+02
-    return f"{value:,.0f}" if whole else f"{value:,.{digits}g}"

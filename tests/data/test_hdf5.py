@@ -188,8 +188,8 @@ def test_data_in_other_files_is_read_from_there_or_refused(data: Data) -> None:
 
 
 def test_the_keys_of_another_layout_are_not_all_listed(data: Data) -> None:
-    data.write({f"data/demo_{number}/obs": np.zeros((2, 3)) for number in range(500)})
-    with pytest.raises(ValueError, match=r"it has data/demo_0/obs, .*, and 492 more: add what is missing") as error:
+    data.write({f"runs/run_{number}/obs": np.zeros((2, 3)) for number in range(500)})
+    with pytest.raises(ValueError, match=r"it has runs/run_0/obs, .*, and 492 more: add what is missing") as error:
         open_mine(data)
     assert len(str(error.value)) < 500
 

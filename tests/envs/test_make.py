@@ -1,10 +1,13 @@
 import sys
 import warnings
+from contextlib import closing
+from dataclasses import replace
 
 import gymnasium
 import h5py
 import numpy as np
 import pytest
+from conftest import custom_dataset
 
 from tap.data.catalog import DatasetInfo, known_datasets
 from tap.data.score import normalized_score
@@ -305,3 +308,14 @@ def test_missing_robotics_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[robotics\]'"):
         make_environment(dataset("door"))
+
+
+def test_without_a_limit_of_the_dataset_the_environments_own_holds() -> None:
+    info = replace(custom_dataset("mine", "InvertedPendulum-v5", 10), max_episode_steps=None)
+    with closing(make_environment(info)) as env:
+        assert env.spec is not None and env.spec.max_episode_steps == 1000
+    gymnasium.register("Endless-v0", entry_point="gymnasium.envs.mujoco.inverted_pendulum_v5:InvertedPendulumEnv")
+    with pytest.raises(
+        ValueError, match=r"mine: Endless-v0 has no limit of its own: set datasets\.mine\.fetch\.max_episode_steps"
+    ):
+        make_environment(replace(info, environment="Endless-v0"))

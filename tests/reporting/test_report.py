@@ -19,7 +19,8 @@ from stage_files import (
     write,
 )
 
-from tap.reporting.report import _number, write_report
+from tap.reporting.page import number
+from tap.reporting.report import write_report
 from tap.reporting.studies import STUDIES
 from tap.reporting.tables import NOTHING
 
@@ -214,5 +215,5 @@ def test_the_report_needs_no_torch() -> None:
 
 
 def test_numbers_are_never_written_as_powers_of_ten_because_they_are_round() -> None:
-    assert [_number(value, 2) for value in (0.0123, 9.96, 12.3, 100.4, 1234.5, 7)] == ["0.012", "10", "12", "100", "1,234", "7"]
-    assert [_number(value) for value in (1234.56, 12.3456, None)] == ["1,235", "12.35", NOTHING]
+    assert [number(value, 2) for value in (0.0123, 9.96, 12.3, 100.4, 1234.5, 7)] == ["0.012", "10", "12", "100", "1,234", "7"]
+    assert [number(value) for value in (1234.56, 12.3456, None)] == ["1,235", "12.35", NOTHING]

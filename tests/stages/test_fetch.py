@@ -366,3 +366,20 @@ def test_a_fetch_that_fails_leaves_no_report_of_another_file(project: Path, monk
     with pytest.raises(OSError, match="No space"):
         fetch.run("mine")
     assert (folder / "episodes/actions.npy").read_bytes() == before and not (folder / "validation.json").exists()
+
+
+def test_clipping_needs_bounds(project: Path) -> None:
+    states = np.arange(16, dtype=np.float32).reshape(8, 2)
+    np.savez(project / "maze.npz", observations=states, actions=100 * states, terminals=np.arange(8) % 4 == 3)
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    facts: dict[str, Any] = {"source": "ogbench", "path": "maze.npz", "clip_actions": True}
+    params["datasets"]["maze"] = {"fetch": facts}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    with pytest.raises(ValueError, match=r"datasets\.maze\.fetch\.clip_actions: actions have no bounds: set .*action_low"):
+        fetch.run("maze")
+    facts |= {"action_low": 0, "action_high": 500}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    fetch.run("maze")
+    actions = Episodes.load(project / "data/raw/maze/episodes").actions
+    np.testing.assert_array_equal(actions, 100 * states[[0, 1, 2, 4, 5, 6]].clip(max=5))
+    assert read_json(project / "data/raw/maze/validation.json")["has_rewards"] is False

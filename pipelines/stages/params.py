@@ -48,7 +48,7 @@ OUTPUTS = tuple(
     for name in ("raw", "vqvae", "prior", "critic", *METHODS, "metrics", "params", "lineage", "plots", "report", "scores")
 )
 # Prefixes of the modules that methods do not all share.
-METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_", "pipelines.stages.actor_critic")
+METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_")
 
 
 class StageParams(Section):

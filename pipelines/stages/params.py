@@ -40,7 +40,7 @@ PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
 # The folders that stages write into: DVC removes a stage's files before it runs, and `make clean` all of them.
 OUTPUTS = tuple(
     Path("data") / name
-    for name in ("raw", "vqvae", "prior", "critic", "bc", "metrics", "params", "lineage", "plots", "report", "scores")
+    for name in ("raw", "vqvae", "prior", "critic", "actor", "bc", "metrics", "params", "lineage", "plots", "report", "scores")
 )
 
 

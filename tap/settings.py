@@ -401,7 +401,7 @@ class PlannerParams(Section):
     stop_at_end: bool  # leave rewards after a predicted episode end out of the sum
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
-    actor: bool = False  # a mean over codes is moved such that under the prior its first action is the actor's
+    actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
 
     @property
     def averages(self) -> bool:

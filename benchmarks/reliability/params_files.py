@@ -97,6 +97,7 @@ evaluate:
     stop_at_end: false
     likeliest_codes: 32
     temperature: 0.5
+    actor: false
 scales:
   cpu:
     train_vqvae:

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from pipelines.stages.actor_critic import train_actor_critic
 from pipelines.stages.params import TrainMethodStage
+from pipelines.stages.train_actor_critic import train_actor_critic
 from pipelines.stages.training import training_job
 from tap.methods.iql import ImplicitQLearning
 from tap.methods.squashed_policy import IqlPolicy

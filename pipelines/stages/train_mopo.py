@@ -7,8 +7,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from pipelines.stages.actor_critic import recorded_transitions, train_actor_critic
 from pipelines.stages.params import TrainMethodStage
+from pipelines.stages.train_actor_critic import recorded_transitions, train_actor_critic
 from pipelines.stages.training import SPEED, Job, training_job
 from tap.methods.dynamics import DynamicsEnsemble
 from tap.methods.mopo import ModelBasedOptimization

@@ -40,7 +40,7 @@ def test_what_a_policy_needs_is_enough() -> None:
         ({"rewards": np.zeros(2)}, "history 1 has 3 observations, 3 actions and 2 rewards"),
         (
             {"observations": np.zeros((1, 2)), "actions": np.zeros((1, 1)), "rewards": np.zeros(9)},
-            "and the observations and actions of the last 3 at least",
+            "observations and actions at least of the last 3",
         ),
     ],
 )

@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PLANNER = PlannerParams(
     search="beam", horizon=6, beam_width=3, expansion_factor=2, samples=5, replacement=True, likelihood_weight=3.0,
     likelihood_threshold=0.2, partial_threshold=False, stop_at_end=False,
-    likeliest_codes=32, temperature=0.5,
+    likeliest_codes=32, temperature=0.5, actor=False,
 )  # fmt: skip
 SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {},

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.stages.actor_critic import train_actor_critic
+from pipelines.stages.train_actor_critic import train_actor_critic
 from pipelines.stages.training import Job
 from tap.data.episodes import Episodes
 from tap.settings import FitParams

@@ -105,7 +105,7 @@ def test_behaviour_cloning_is_tracked_and_registered_beside_tap(reproduced: Path
     assert evaluation.data.metrics["normalized_score"] == pytest.approx(cloned["normalized_score"])
     assert "search_value_mean" not in evaluation.data.metrics
     (training,) = tracked_runs(reproduced, f"tags.run_key = '{evaluation.data.tags['run_train_bc']}'")
-    assert training.data.tags["dvc_stage"] == "train_bc@my-hopper-3"
+    assert training.data.tags["dvc_stage"] == "train_bc@my-hopper-3-bc"
     assert training.data.tags["method"] == evaluation.data.tags["method"] == "bc"
     script = (
         "import json, mlflow, numpy as np;"

@@ -126,7 +126,7 @@ def edit_params(project: Path, change: Callable[[dict[str, Any]], object]) -> No
 
 def names(stages: set[str], dataset: str = "my-hopper") -> set[str]:
     """The stages' instances of a dataset."""
-    of_models = ("ablation_vqvae", "ablation_prior", "ablation_critic", "model_ablations")
+    of_models = ("ablation_vqvae", "ablation_prior", "ablation_critic", "ablation_actor", "model_ablations")
     ablated = {"ablations": "-no-search"} | dict.fromkeys(of_models, "-unconditional")
     variants = ablated | {"train_methods": "-bc", "methods": "-bc"}
     return {f"{stage}@{dataset}{'' if stage == 'fetch' else '-3'}{variants.get(stage, '')}" for stage in stages}

@@ -45,7 +45,20 @@ PARAMS, FOLDER = Path("params.yaml"), Path("data/params")
 # The folders that stages write into: DVC removes a stage's files before it runs, and `make clean` all of them.
 OUTPUTS = tuple(
     Path("data") / name
-    for name in ("raw", "vqvae", "prior", "critic", "actor", *METHODS, "metrics", "params", "lineage", "plots", "report", "scores")
+    for name in (
+        "raw",
+        "vqvae",
+        "prior",
+        "critic",
+        "actor",
+        *METHODS,
+        "metrics",
+        "params",
+        "lineage",
+        "plots",
+        "report",
+        "scores",
+    )
 )
 # Prefixes of the modules that methods do not all share.
 METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_")

@@ -130,12 +130,15 @@ def validate(
             write_data_page(html, validated, profiled, boundaries, params)
     report = validated.as_json()
     counts, warnings = report.pop("return_histogram")["counts"], report.pop("warnings")
+    if not validated.has_rewards:
+        del report["return"]
     del report["non_finite"]  # would have been an error
     report["boundaries"] = report["boundaries"]["how"]
     table = Table(box=None, show_header=False)
     for key, value in report.items():
         table.add_row(key.replace("_", " "), _in_words(value))
-    table.add_row("returns, low to high", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
+    if validated.has_rewards:
+        table.add_row("returns, low to high", "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / max(counts))] for count in counts))
     show(table)
     print(*(f"note: {warning}" for warning in warnings), sep="\n")
     if html is not None:

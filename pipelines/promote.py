@@ -18,6 +18,8 @@ challenger. The challenger becomes champion if
 
 and if it passes a load test. `rollback` moves the alias back to the previous champion. Each decision is tagged on the version
 and added to the history of the registered model.
+
+Scores of a dataset without a simulator are action errors on held-out episodes. Less is better: their negatives are compared.
 """
 
 import getpass
@@ -33,8 +35,9 @@ import numpy as np
 
 from tap.estimates import Estimate
 from tap.evaluation.bootstrap import Difference, difference
+from tap.reporting.held_out import in_thousandths
 from tap.reporting.rows import SOURCES
-from tap.results import Evaluation, instance_key, metrics_path
+from tap.results import ACTION_ERROR, AnyEvaluation, instance_key, metrics_path, read_evaluation
 from tap.settings import Runtime, load_params, read_params_file
 from tap.tracking import run as tracking
 from tap.tracking.mlflow_store import redact_credentials
@@ -45,7 +48,7 @@ DATA = Path("data")
 CHAMPION, CHALLENGER = "champion", "challenger"
 # Scores of two versions are comparable only if these are equal.
 PROTOCOL = ("dataset_digest", "environment", "simulator", "episodes", "environment_seed", "score_metric")
-EVIDENCE = (*PROTOCOL, "recipe", "seed", "scores")
+HELD_OUT_PROTOCOL = ("dataset_digest", "held_out", "episodes", "score_metric")  # of a dataset without a simulator
 FIELDS = {"dataset_digest": "digest"}  # of an Evaluation, where the tag has another name
 TOLERANCE = 1e-3  # of an action: larger than rounding on another machine, smaller than the difference to another plan
 
@@ -78,7 +81,7 @@ class ModelRow:
     name: str
     version: str
     aliases: list[str]
-    score: Estimate | None  # ± over episodes
+    score: str | None  # ± over episodes
     latency_ms: float | None
     method: str
     seed: str
@@ -99,14 +102,14 @@ def promote(dataset: str, params_path: Path) -> Decision:
         before = champion.version if champion else None
         evaluated = {path: version for recipe in recipes for path, version in recipe.items()}
         for path, version in evaluated.items():
-            if wrong := _missing_evidence(version) or _contradiction(version, Evaluation.read(path), f"{path}"):
+            if wrong := _missing_evidence(version) or _contradiction(version, read_evaluation(path), f"{path}"):
                 remedy = f"`dvc repro --force -s {_instance(path)}` registers a new version"
                 return _refuse(registry, version, f"{wrong}: {remedy}", before)
-        _check_alike(evaluated, PROTOCOL)
+        _check_alike(evaluated, _protocol(next(iter(evaluated.values()))))
         for recipe in recipes:
             _check_alike(recipe, ("recipe",))
-        versions = max(([*recipe.values()] for recipe in recipes), key=lambda some: float(_scores(*some).mean()))
-        best = max(versions, key=lambda version: float(_scores(version).mean()))
+        versions = max(([*recipe.values()] for recipe in recipes), key=lambda some: float(_merits(*some).mean()))
+        best = max(versions, key=lambda version: float(_merits(version).mean()))
         if best.version == before:
             return Decision(name, best.version, "already champion", "no other evaluation is better", before)
         if best.tags.get("promotion") == "rolled back":
@@ -164,7 +167,7 @@ def _row(version: Version, aliases: list[str]) -> ModelRow:
         name=version.name,
         version=version.version,
         aliases=aliases,
-        score=None if _missing_evidence(version) else Estimate.of(_scores(version)[0]),
+        score=None if _missing_evidence(version) else _score(version),
         latency_ms=float(tags["latency_ms"]) if "latency_ms" in tags else None,
         method=tags.get("method", "tap"),  # versions of early releases, all TAP's, have no such tag
         seed=tags.get("seed", ""),
@@ -192,7 +195,7 @@ def _version(registry: Registry, name: str, path: Path, stage: str, params_path:
         raise ValueError(
             f"{path} does not exist, but promotion compares all methods and seeds of {params_path.name}: run `dvc repro`"
         )
-    run_id = Evaluation.read(path).runs[stage]
+    run_id = read_evaluation(path).runs[stage]
     assert run_id is not None, path
     version = registry.version_of_run(name, run_id)
     if version is None:
@@ -211,21 +214,23 @@ def _instance(path: Path) -> str:
 
 def _missing_evidence(version: Version) -> str | None:
     """What a version lacks to be compared with others, in a sentence; None if it lacks nothing."""
-    if missing := [key for key in EVIDENCE if key not in version.tags]:
+    if missing := [key for key in _evidence_tags(version) if key not in version.tags]:
         return f"version {version.version} lacks {' and '.join(missing)}"
     scores = _scores(version)
     if not np.isfinite(scores).all():
         return f"version {version.version} has scores that are not finite"
     if scores.shape[1] != int(version.tags["episodes"]):
         return f"version {version.version} has scores of {scores.shape[1]} episodes instead of {version.tags['episodes']}"
+    if version.tags.get("held_out") == str(False):
+        return f"version {version.version} was evaluated on the episodes that it was trained on, because none was held out"
     return None
 
 
-def _contradiction(version: Version, measured: Evaluation | None, where: str) -> str | None:
+def _contradiction(version: Version, measured: AnyEvaluation | None, where: str) -> str | None:
     """Which tag of a version, that lacks none, is not what `where` says was measured, in a sentence; None if all are."""
     if measured is None:
         return f"version {version.version} has no {where}"
-    facts = {key: str(getattr(measured, FIELDS.get(key, key))) for key in (*EVIDENCE, MODEL_DIGEST)}
+    facts = {key: str(getattr(measured, FIELDS.get(key, key), None)) for key in (*_evidence_tags(version), MODEL_DIGEST)}
     # Early releases have recorded no digest, neither in the tag nor in the metrics.
     tags = {MODEL_DIGEST: "None"} | version.tags | {"scores": str(json.loads(version.tags["scores"]))}
     for key, fact in facts.items():
@@ -261,8 +266,8 @@ def _compare(registry: Registry, versions: list[Version], best: Version, champio
     mine, theirs = versions, _evidence(registry, champion)
     if best.tags["recipe"] == champion.tags["recipe"]:
         mine, theirs = [best], [champion]
-    compared = difference(_scores(*mine), _scores(*theirs))
-    metric = best.tags["score_metric"].replace("_", " ")
+    compared = difference(_merits(*mine), _merits(*theirs))
+    metric = best.tags["score_metric"].replace("_", " ") + (", less is better," if _is_error(best) else "")
     scores = f"{metric} {_describe_scores(mine)} against {_describe_scores(theirs)} of champion version {champion.version}"
     if compared.low > 0:
         return Comparison(True, f"{scores}: {compared}", compared)
@@ -275,7 +280,7 @@ def _incomparable(registry: Registry, best: Version, champion: Version) -> str |
     remove = f"remove its alias on MLflow's page of {champion.name}"
     if wrong := _unfounded(registry, champion):
         return f"champion {wrong}: {remove}"
-    for key in PROTOCOL:
+    for key in ("score_metric", *_protocol(best)):
         theirs, mine = champion.tags[key], best.tags[key]
         if theirs != mine:
             remedy = f"evaluate its policy again and promote that version, or {remove}"
@@ -294,6 +299,24 @@ def _scores(*versions: Version) -> np.ndarray:
     return np.array([json.loads(version.tags["scores"]) for version in versions], dtype=np.float64)
 
 
+def _merits(*versions: Version) -> np.ndarray:
+    """(S, E): the scores, or the negatives of errors: more is better."""
+    return -_scores(*versions) if _is_error(versions[0]) else _scores(*versions)
+
+
+def _is_error(version: Version) -> bool:
+    return version.tags.get("score_metric") == ACTION_ERROR
+
+
+def _protocol(version: Version) -> tuple[str, ...]:
+    """The tags in which versions must agree, to be compared with this one."""
+    return HELD_OUT_PROTOCOL if _is_error(version) else PROTOCOL
+
+
+def _evidence_tags(version: Version) -> tuple[str, ...]:
+    return (*_protocol(version), "recipe", "seed", "scores")
+
+
 def _describe_scores(versions: list[Version]) -> str:
     scores = _scores(*versions)
     seeds, episodes = scores.shape
@@ -301,7 +324,13 @@ def _describe_scores(versions: list[Version]) -> str:
 
 
 def _seed_scores(versions: Iterable[Version]) -> dict[str, str]:
-    return {version.tags["seed"]: str(Estimate.of(_scores(version)[0])) for version in versions}
+    return {version.tags["seed"]: _score(version) for version in versions}
+
+
+def _score(version: Version) -> str:
+    """The mean, ± over episodes."""
+    score = Estimate.of(_scores(version)[0])
+    return in_thousandths(score) if _is_error(version) else str(score)
 
 
 def _load_test_failure(registry: Registry, version: Version) -> str | None:

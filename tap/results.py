@@ -11,9 +11,9 @@
     data/lineage/train_critic/KEY.json   Lineage
     data/lineage/train_actor/KEY.json    Lineage
     data/lineage/train_METHOD/KEY.json   Lineage
-    data/metrics/evaluate/KEY.json       Evaluation
-    data/metrics/ablations/KEY.json      Evaluation
-    data/metrics/methods/KEY.json        Evaluation
+    data/metrics/evaluate/KEY.json       Evaluation, or HeldOutEvaluation of a dataset without an environment
+    data/metrics/ablations/KEY.json      likewise
+    data/metrics/methods/KEY.json        likewise
     data/metrics/diagnose/KEY.json       Diagnosis
 
 KEY is the `instance_key` DATASET-SEED, DATASET-SEED-ABLATION or DATASET-SEED-METHOD. Fields are the file's keys, in the
@@ -220,7 +220,7 @@ class Provenance(Record):
     source: str
     digest: str  # SHA-256 of the dataset's file
     scale: str
-    environment: str
+    environment: Absent[str] = None  # absent where a dataset has none
     simulator: str = ""  # the releases that the physics depends on; empty in files of early versions
     versions: dict[str, str]
     seed: int  # of training
@@ -235,17 +235,17 @@ class Latency(Record):
 
 
 class Behaviour(Record):
-    """How the dataset's own episodes score; normalised scores are None without reference scores."""
+    """How the dataset's own episodes score; normalised scores are None without reference scores, and all without rewards."""
 
     episodes: int
-    mean_return: float
+    mean_return: float | None
     mean_normalized_score: float | None
     best_tenth_normalized_score: float | None  # the tenth with the highest returns
     last_tenth_normalized_score: float | None  # the tenth recorded last
 
     @property
-    def mean_score(self) -> float:
-        """The mean normalised score, or the mean return without reference scores."""
+    def mean_score(self) -> float | None:
+        """The mean normalised score, or the mean return without reference scores; None without rewards."""
         return self.mean_return if self.mean_normalized_score is None else self.mean_normalized_score
 
 
@@ -255,6 +255,7 @@ class Evaluation(Provenance):
     What describes plans, models and planner is absent for a method that has none.
     """
 
+    environment: str
     environment_seed: int  # of the first episode
     episodes: int
     protocol: str
@@ -283,6 +284,54 @@ class Evaluation(Provenance):
     model_digest: Absent[str] = None  # of all files of the logged model; absent where none was logged
 
 
+ACTION_ERROR = "action_error"  # a score metric, of which less is better
+
+
+class HeldOutEvaluation(Provenance):
+    """One seed of a dataset without an environment, or of one of its ablations: how far actions are from the recorded ones.
+
+    At each decision, a policy plans from a recorded observation, and its actions are compared with those that were recorded
+    from there on; so is the last action before it, held. Errors are shares of the variance of the recorded actions, of all
+    episodes, in the mean over those of the A action dimensions that vary. H are the steps of a plan. All are means over the
+    decisions of an episode, then over episodes.
+    """
+
+    has_rewards: bool
+    held_out: bool  # whether the episodes were held out from training; if none could be, they are those of training
+    episodes: int
+    decisions: int
+    protocol: str
+    action_error: float  # of the action at a decision
+    hold_error: float  # of the last action, held
+    error_ahead: list[float]  # (H,), of the actions 0, 1, ... steps after a decision
+    hold_error_ahead: list[float]
+    std: list[float]  # (A,) of the recorded actions, in their units, as the next two
+    rmse: list[list[float]]  # (H, A)
+    hold_rmse: list[list[float]]
+    score_metric: Literal["action_error"] = "action_error"
+    scores: list[float]  # the action error of each episode
+    latency_ms: Latency
+    method: Literal["tap"] | Method = "tap"
+    planner: Absent[dict[str, Any]] = None
+    training_minutes: Absent[float] = None
+    latent_step: Absent[int] = None
+    window_length: Absent[int] = None
+    recipe: str
+    runs: dict[str, str | None]
+    git_commit: str
+    ablation: Absent[str] = None
+    model_digest: Absent[str] = None
+
+
+AnyEvaluation = Evaluation | HeldOutEvaluation
+
+
+def read_evaluation(path: Path) -> AnyEvaluation:
+    """What an evaluating stage wrote. Raises ValueError as `Record.read` does."""
+    held_out = path.exists() and read_json(path).get("score_metric") == ACTION_ERROR
+    return (HeldOutEvaluation if held_out else Evaluation).read(path)
+
+
 class SampledPlans(Record):
     """Plans sampled in one way: their predicted returns, and the error of their states against the simulator."""
 
@@ -306,7 +355,7 @@ class OfflineChecks(Record):
     mean_error: float  # of the mean action under the prior
     actor_error: Absent[float] = None  # of the actor's action
     drawn_code_error: float  # of the action of a code drawn from the prior
-    return_std: float  # of the windows' returns-to-go
+    return_std: Absent[float] = None  # of the windows' returns-to-go; absent without rewards
     predicted_gain: Absent[float] = None  # of the planner's weights over the prior's, mean
     # The more return that followed for each unit of advantage that the critic gives to the recorded code: 1 for a perfect
     # critic, 0 for one that knows nothing. The slope of a regression, and its standard error as if windows were independent.
@@ -315,10 +364,13 @@ class OfflineChecks(Record):
 
 
 class Diagnosis(Provenance):
-    """One seed of one dataset: plans sampled with codes uniform over the codebook and from the prior, and offline checks."""
+    """One seed of one dataset: plans sampled with codes uniform over the codebook and from the prior, and offline checks.
+
+    Without an environment or without rewards, no plans are sampled.
+    """
 
     protocol: str
     offline: Absent[OfflineChecks] = None  # absent for the attention bottleneck, which cannot decode single codes
-    uniform: SampledPlans
-    prior: SampledPlans
+    uniform: Absent[SampledPlans] = None
+    prior: Absent[SampledPlans] = None
     git_commit: str

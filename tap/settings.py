@@ -52,6 +52,7 @@ Bound = float | Annotated[list[float | None], Field(min_length=1)]
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are built one by one, whether or not memory suffices
 
 METHODS: tuple[Method, ...] = get_args(Method)
+NO_REWARD = "none"  # fetch.reward of a dataset that is only imitated
 
 
 class Section(BaseModel):
@@ -78,7 +79,9 @@ class FetchParams(Section):
     path: Path | None = None
     # Of source "lerobot" the columns, of "minari" the keys of a Dict, that are observed, joined in this order.
     observations: Unset[Names] = None
-    reward: Unset[str] = None  # of source "lerobot": the column of rewards, or of a flag that is worth 1 at an episode's end
+    # "none": the dataset has no rewards, or they mean nothing. Else, of source "lerobot", the column of rewards, or of a flag
+    # that is worth 1 at an episode's end.
+    reward: Unset[str] = None
     suite: Suite | None = None  # without it, that of `suite_of`
     environment: str | None = None  # a gymnasium id; or d4rl: D4RL's own environment, if d4rl can be imported
     environment_kwargs: dict[str, Any] | None = None  # arguments of its constructor
@@ -402,6 +405,14 @@ class PlannerParams(Section):
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
     actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
+    # What a plan is chosen by: "likelihood" is under the prior alone. Without rewards, the stages set it.
+    objective: Annotated[Literal["return", "likelihood"], Field(exclude_if=lambda value: value == "return")] = "return"
+
+    @model_validator(mode="after")
+    def critic_values_returns(self) -> Self:
+        if self.search == "critic_weighted" and self.objective == "likelihood":
+            raise ValueError("search critic_weighted needs returns, but plans are chosen by likelihood alone: use prior_mean")
+        return self
 
     @property
     def averages(self) -> bool:
@@ -442,6 +453,14 @@ class Params(Section):
     train_tt_q: TrainTtQParams | None = None
     train_dt: TrainDtParams | None = None
     train_mopo: TrainMopoParams | None = None
+
+    @model_validator(mode="after")
+    def penalty_needs_rewards(self) -> Self:
+        if self.fetch.reward == NO_REWARD and self.train_vqvae.windows.termination_penalty is not None:
+            raise ValueError(
+                "train_vqvae.windows.termination_penalty replaces a reward, but fetch.reward is none: set it to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:

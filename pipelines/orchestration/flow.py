@@ -137,10 +137,13 @@ def promote(dataset: str, rollback: bool = False) -> str:
 def conclude(chosen: Sequence[Instance], promote: bool) -> str:
     """Promote each dataset's best policy if asked, and summarize all results in Markdown. The instances must be up to date."""
     from pipelines import promote as promotion  # loads MLflow
+    from tap.reporting.held_out import held_out_rows, held_out_table
     from tap.reporting.rows import load_evaluations, methods_run, table_rows
+    from tap.reporting.tables import markdown
 
     runs = {(instance.dataset, instance.seed) for instance in chosen}
-    rows = table_rows([each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs])
+    evaluations = [each for each in load_evaluations(DATA) if (each.dataset, each.seed) in runs]
+    rows, errors = table_rows(evaluations), held_out_table(held_out_rows(evaluations))
     methods = methods_run(rows)
     head = ("dataset", "score", "without search", *methods.values(), "data: mean", "decision time", "evaluated")
     table = Table(*head, box=box.MARKDOWN)
@@ -151,12 +154,12 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
             str(row.score) if row.normalized else f"{row.score} (return)",
             str(ablation.score) if ablation else "",
             *(str(found.score) if (found := row.method(name)) else "" for name in methods),
-            f"{row.first.behaviour.mean_score:.1f}",
+            "" if (data := row.first.behaviour.mean_score) is None else f"{data:.1f}",
             f"{row.latency.median:.0f} ms",
             f"{row.extent}, ± over {row.over}",
         )
     lines = [f"- report: {REPORT}", "- MLflow's and Prefect's pages: `make ui`"]
-    for dataset in dict.fromkeys(row.first.dataset for row in rows) if promote else ():
+    for dataset in dict.fromkeys(each.dataset for each in evaluations) if promote else ():
         try:
             decision = promotion.promote(dataset, PARAMS)
             lines.append(f"- {decision.model} version {decision.version}: {decision.outcome} ({decision.reason})")
@@ -164,7 +167,8 @@ def conclude(chosen: Sequence[Instance], promote: bool) -> str:
             lines.append(f"- {dataset}: not promoted: {error}")
     text = io.StringIO()
     Console(file=text, width=160).print(table)
-    return "\n".join([text.getvalue().strip(), "", *lines])
+    tables = [text.getvalue().strip()] * bool(rows) + ([markdown(errors)] if errors else [])
+    return "\n".join([*tables, "", *lines])
 
 
 def run(datasets: list[str] | None, seeds: list[int] | None, promote: bool, jobs: int | None = None) -> None:

@@ -1,5 +1,7 @@
 """Stage diagnose: the plans that a policy's searches choose from, next to the simulator executing them (paper, appendix).
 
+Without an environment or without rewards, only offline checks.
+
 Example: python -m pipelines.stages.diagnose hopper-medium-replay 0
 """
 
@@ -16,7 +18,7 @@ import torch
 from matplotlib.image import imsave
 
 from pipelines.command_line import Dataset, Seed, main
-from pipelines.stages.evaluate import load_policy, trained_by
+from pipelines.stages.evaluate import load_policy, trained_by, with_objective
 from pipelines.stages.evaluation import DATA, provenance, run_ids, tags_of
 from pipelines.stages.params import EvaluateStage
 from tap.data.catalog import DatasetInfo
@@ -38,8 +40,9 @@ VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to plot plan
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
-    resolved, key, runtime = EvaluateStage.read(dataset), instance_key(dataset, seed), Runtime()
-    facts = provenance(resolved, ValidationReport.read(DATA / "raw" / dataset / "validation.json"), seed)
+    validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
+    resolved, key, runtime = with_objective(EvaluateStage.read(dataset), validation), instance_key(dataset, seed), Runtime()
+    facts = provenance(resolved, validation, seed)
     policy, checked = (load_policy(key, params, runtime) for params in (resolved.params, with_all_models(resolved.params)))
     with tracking.start_run(
         "diagnose",
@@ -48,13 +51,17 @@ def run(dataset: Dataset, seed: Seed) -> None:
         tags=tags_of(facts, run_ids(trained_by(checked), key)),
         runtime=runtime,
     ) as tracked:
-        found = diagnose(policy, resolved.info, resolved.params, seed, key)
+        if resolved.info.environment and validation.has_rewards:
+            found = diagnose(policy, resolved.info, resolved.params, seed, key)
+        else:
+            found = {"protocol": "offline checks alone"}
+            write_json(Path(f"data/plots/diagnose/{key}.json"), {"distributions": {}, "plans": []})
         offline = offline_checks(checked, Episodes.load(DATA / "raw" / dataset / "episodes"), seed)
         diagnosis = Diagnosis(**dict(facts), **found, offline=offline, git_commit=tracking.git_state()[0])
         if offline:
             tracked.log_metrics(0, {f"offline_{name}": float(value) for name, value in offline if value is not None})
-        for name in ("uniform", "prior"):
-            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in getattr(diagnosis, name)})
+        for name, plans in (("uniform", diagnosis.uniform), ("prior", diagnosis.prior)):
+            tracked.log_metrics(0, {f"{name}_{metric}": value for metric, value in plans or ()})
         tracked.log_json(diagnosis.as_json(), "metrics.json")
         diagnosis.write(metrics_path(DATA, "diagnose", key))
 
@@ -89,8 +96,10 @@ def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: in
 
 
 def with_all_models(params: EvaluateParams) -> EvaluateParams:
-    """A planner that uses critic and actor, so that both are checked whether or not the policy's does."""
-    planner = params.planner.model_copy(update={"search": "critic_weighted", "actor": True})
+    """A planner that uses critic and actor, so that both are checked whether or not the policy's does; without rewards, the
+    actor alone."""
+    search = "critic_weighted" if params.planner.objective == "return" else "prior_mean"
+    planner = params.planner.model_copy(update={"search": search, "actor": True})
     return params.model_copy(update={"planner": planner})
 
 

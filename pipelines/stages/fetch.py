@@ -29,10 +29,11 @@ def run(dataset: Dataset) -> None:
         (folder / "validation.json").unlink(missing_ok=True)
         recording.save(folder / "episodes")
     validation.write(folder / "validation.json")
-    length, mean = validation.length, validation.episode_return.mean
+    length = validation.length
+    rewards = f"mean return {validation.episode_return.mean:.1f}" if validation.has_rewards else "no rewards"
     print(
         f"{dataset}: {validation.transitions} transitions in {validation.episodes} episodes of {length.min} to "
-        f"{length.max} steps, mean return {mean:.1f}, from {validation.source} {validation.origin}"
+        f"{length.max} steps, {rewards}, from {validation.source} {validation.origin}"
     )
     for warning in validation.warnings:
         print(f"{dataset}: note: {warning}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines.command_line import main
 from tap.files import write_json
+from tap.reporting.held_out import held_out_headline, held_out_rows
 from tap.reporting.report import write_report
 from tap.reporting.rows import headline, load_evaluations, table_rows
 
@@ -16,7 +17,9 @@ DATA = Path("data")
 def run() -> None:
     """Write the report and the scores, and print the path of the report."""
     page = write_report(DATA, DATA / "report")
-    for dataset, numbers in headline(table_rows(load_evaluations(DATA))).items():
+    evaluations = load_evaluations(DATA)
+    scores = held_out_headline(held_out_rows(evaluations)) | headline(table_rows(evaluations))
+    for dataset, numbers in scores.items():
         write_json(DATA / f"scores/{dataset}.json", numbers)
     print(page)
 

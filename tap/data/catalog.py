@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from tap.settings import FetchParams, Source, Suite, suite_of
+from tap.settings import NO_REWARD, FetchParams, Source, Suite, suite_of
 
 # Sources of a path whose files state where episodes end.
 WITH_EPISODES = ("lerobot", "minari", "ogbench")
@@ -117,9 +117,10 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
             f"{key}: no download address of {dataset} is known: get its HDF5 file, or collect one as docs/d4rl.md describes, "
             f"and set {key}.path to it"
         )
-    for name, sources in (("observations", ("lerobot", "minari")), ("reward", ("lerobot",))):
-        if getattr(fetch, name) is not None and source not in sources:
-            raise ValueError(f"{key}: source {source!r} takes no {name}: remove `{name}`")
+    if fetch.observations is not None and source not in ("lerobot", "minari"):
+        raise ValueError(f"{key}: source {source!r} takes no observations: remove `observations`")
+    if fetch.reward is not None and source != "lerobot" and (source, fetch.reward) != ("file", NO_REWARD):
+        raise ValueError(f"{key}: source {source!r} takes no reward: remove `reward`")
     facts = (
         *("suite", "environment", "environment_kwargs", "max_episode_steps", "reference_min_score", "reference_max_score"),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from tap.data.catalog import ANT_OBSERVATION_DIM, DatasetInfo
 from tap.data.layouts import layout_of_folder, layout_of_keys
-from tap.data.table import SCALARS, Facts, Table
+from tap.data.table import SCALARS, Column, Facts, Table
 
 NUMBERS = "fiub"  # numpy's kinds of dtype: floats, integers, booleans
 NAMED = 8  # of the keys of a file that lacks some, at most so many are named
@@ -36,7 +36,7 @@ OTHER_FORMATS = {
 @dataclass(frozen=True)
 class HDF5Table(Table):
     """The columns of an open file: observations, actions, rewards, terminals, and if the file has them timeouts and
-    next_observations. In AntMaze, whose observations end with the goal, also infos/goal.
+    next_observations. In AntMaze, whose observations end with the goal, also infos/goal. Without rewards, they are zeros.
     """
 
     file: h5py.File
@@ -65,16 +65,21 @@ class HDF5Table(Table):
             return None
 
     def _values(self, key: str, rows: slice) -> np.ndarray:
+        if isinstance(self.columns[key], np.ndarray):  # the rewards of a dataset without any
+            return super()._values(key, rows)
         with readable(f"{self.path}: {key}"):
             values: np.ndarray = self.file[key].astype(np.float32)[rows]
         return values
 
 
 @contextmanager
-def open_table(path: Path, info: DatasetInfo) -> Iterator[HDF5Table]:
-    """Open a dataset's file. Raises ValueError if it or a part of it cannot be read, lacks a key, or has wrong shapes."""
+def open_table(path: Path, info: DatasetInfo, *, has_rewards: bool = True) -> Iterator[HDF5Table]:
+    """Open a dataset's file, whose rewards are zeros without `has_rewards`.
+
+    Raises ValueError if it or a part of it cannot be read, lacks a key, or has wrong shapes.
+    """
     with open_file(path) as file:
-        columns = _columns(file, path, info)
+        columns = _columns(file, path, info, has_rewards)
         shapes = _check_shapes(columns, path)
         for key, column in columns.items():
             require_all_data(column, f"{path}: {key}", sparse=key in SCALARS)
@@ -87,7 +92,9 @@ def open_table(path: Path, info: DatasetInfo) -> Iterator[HDF5Table]:
         if ant and dims["observations"] == 111:
             dims |= {key: ANT_OBSERVATION_DIM for key in dims if key.endswith("observations")}
         notes = [] if "timeouts" in columns else ["the file has no `timeouts`"]
-        yield HDF5Table(path, columns, dims, Facts([path], recollected=_is_recollected(file), notes=notes), file)
+        facts = Facts([path], has_rewards=has_rewards, recollected=_is_recollected(file), notes=notes)
+        unrewarded: dict[str, Column] = {} if has_rewards else {"rewards": np.zeros(len(columns["actions"]), np.float32)}
+        yield HDF5Table(path, columns | unrewarded, dims | dict.fromkeys(unrewarded, 1), facts, file)
 
 
 @contextmanager
@@ -121,9 +128,10 @@ def _shown(text: str | bytes) -> str:
     return (text if text.isprintable() else ascii(text))[:LONGEST]
 
 
-def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.Dataset]:
+def _columns(file: h5py.File, path: Path, info: DatasetInfo, has_rewards: bool) -> dict[str, h5py.Dataset]:
     """The required columns, and of the optional ones those that the file has."""
-    required = ["observations", "actions", "rewards", "terminals"] + ["infos/goal"] * (info.suite == "antmaze")
+    required = ["observations", "actions"] + ["rewards"] * has_rewards + ["terminals"]
+    required += ["infos/goal"] * (info.suite == "antmaze")
     columns = {}
     for key in (*required, "timeouts", "next_observations"):
         with readable(f"{path}: {key}"):
@@ -139,7 +147,8 @@ def _columns(file: h5py.File, path: Path, info: DatasetInfo) -> dict[str, h5py.D
             raise ValueError(f"{path} {layout}")
         more = f", and {len(present) - NAMED} more" if len(present) > NAMED else ""
         names = ", ".join(_shown(name) for name in present[:NAMED]) + more
-        raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {names or 'nothing'}: add what is missing")
+        imitation = ", or set fetch.reward to none: then the data is only imitated" if missing == ["rewards"] else ""
+        raise ValueError(f"{path} lacks {' and '.join(missing)}; it has {names or 'nothing'}: add what is missing{imitation}")
     return columns
 
 

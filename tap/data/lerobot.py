@@ -9,7 +9,7 @@
 
 - Observations are the columns `fetch.observations`, joined; by default `observation.state`.
 - Rewards are the column `fetch.reward`, by default `next.reward` if there is one. If it is a flag, such as `next.success`, an
-  episode in which it is set ends with a reward of 1 and in a terminal. Without any, all rewards are 0.
+  episode in which it is set ends with a reward of 1 and in a terminal. Without any, or if `fetch.reward` is none, all are 0.
 - All other episodes are truncated: LeRobot does not record why an episode ends.
 """
 
@@ -30,7 +30,7 @@ from tap.data.boundaries import Boundaries
 from tap.data.catalog import DatasetInfo
 from tap.data.metadata import read_metadata, read_metadata_lines
 from tap.data.table import Column, Facts, Parts, Table
-from tap.settings import FetchParams
+from tap.settings import NO_REWARD, FetchParams
 
 VERSIONS = ("v2.", "v3.")
 INDEX = ("episode_index", "frame_index")
@@ -132,6 +132,8 @@ def open_lerobot(path: Path, info: DatasetInfo, fetch: FetchParams) -> tuple[Tab
     observed, reward = fetch.observations or ["observation.state"], fetch.reward
     if reward is None and "next.reward" in features:
         reward = "next.reward"
+    elif reward == NO_REWARD:
+        reward = None
     for column, user in [
         *((name, f"{key}.observations") for name in observed),
         ("action", "training"),

@@ -17,7 +17,7 @@ from tap.data.lerobot import open_lerobot
 from tap.data.minari import open_minari
 from tap.data.ogbench import open_ogbench
 from tap.data.table import Table
-from tap.settings import FetchParams
+from tap.settings import NO_REWARD, FetchParams
 
 TIMESTAMPS = ("timestamps", "timestamp", "infos/timestamps", "infos/timestamp")
 
@@ -92,5 +92,5 @@ def _opened(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[tuple
             with open_ogbench(path) as opened:
                 yield opened
         case _:
-            with open_table(path, info) as table:
+            with open_table(path, info, has_rewards=fetch.reward != NO_REWARD) as table:
                 yield table, find_boundaries(table, info, fetch)

@@ -102,8 +102,12 @@ def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
         clip += ": fetch.clip_actions would clip them"
     rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
-        "it has no environment: its policy can be trained, but not evaluated": info.environment is None,
-        "it has no rewards: all are stored as 0": not recording.table.facts.has_rewards,
+        "it has no environment: policies are evaluated by their actions in held-out episodes, not by acting": (
+            info.environment is None
+        ),
+        "it has no rewards: its behaviour is imitated, good or bad, and all rewards are stored as 0": (
+            not recording.table.facts.has_rewards
+        ),
         **dict.fromkeys(recording.table.facts.notes, True),
         "the last episode has no end in the file": report["unfinished_last_episode"],
         "it has one episode: none can be held out from training": len(lengths) == 1,

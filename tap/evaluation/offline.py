@@ -42,7 +42,7 @@ def check(policy: Policy, windows: Windows, starts_N: Tensor, *, held_out: bool)
         mean_error=float(mean.mean()) / variance,
         actor_error=None if acted is None else float(acted) / variance,
         drawn_code_error=float(drawn.mean()) / variance,
-        return_std=float(return_N.std()),
+        return_std=None if policy.params.objective == "likelihood" else float(return_N.std()),
         predicted_gain=float(gain.mean()) if has_critic else None,
         advantage_slope=worth if has_critic else None,
         advantage_slope_error=error if has_critic else None,

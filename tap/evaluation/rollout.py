@@ -86,7 +86,7 @@ def rollout(
         envs = [stack.enter_context(contextlib.closing(make_env())) for _ in range(episodes)]
         observations = [env.reset(seed=environment_seed + episode)[0] for episode, env in enumerate(envs)]
         starts = [get_state(env) for env in envs]
-        latencies = _measure_latencies(policy, _batch(observations), planner_seed)
+        latencies = measure_latencies(policy, _batch(observations), planner_seed)
         generators = [episode_generator(planner_seed, episode) for episode in range(episodes)]
         run = _run_in_lockstep(policy, envs, observations, generators, plan_every, progress)
         predictions = _predictions(run, run.first_plan, envs, starts, plan_every) if isinstance(run.first_plan, Plan) else None
@@ -107,7 +107,7 @@ def _batch(observations: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(observations).astype(np.float32)  # the precision of the training data
 
 
-def _measure_latencies(policy: BatchPlanner, observations_EO: np.ndarray, planner_seed: int) -> np.ndarray:
+def measure_latencies(policy: BatchPlanner, observations_EO: np.ndarray, planner_seed: int) -> np.ndarray:
     """Seconds of each of LATENCY_DECISIONS decisions for a single state, after a warm-up."""
     seconds = []
     for decision in range(WARM_UP_DECISIONS + LATENCY_DECISIONS):

@@ -1,6 +1,7 @@
 """Planning: search over codes for the plan of highest predicted return that is likely under the prior (paper, section 3.3).
 
-Or a mean instead of a search: of the plans of the likeliest single codes, weighted by prior and critic.
+Without rewards, for the likeliest plan. Or a mean instead of a search: of the plans of the likeliest single codes, weighted by
+prior and critic.
 
 Uses the models only through `VQVAE.decode`, the prior's log probabilities and the critic's values. Plans for any number of
 states at once: each state has its own random generator, so its plan does not depend on the others.
@@ -187,8 +188,10 @@ class Planner:
         """Predicted returns (R,) and scores (R,) of decoded plans of `num_codes` codes (paper, section 3.3).
 
         As in the published code, the threshold of a partial plan is the beta^M of a complete one, unless `partial_threshold`
-        is set.
+        is set. If `objective` is likelihood, the score is ln p alone, and returns, of which the models know nothing, are 0.
         """
+        if self.params.objective == "likelihood":
+            return torch.zeros_like(log_probability_R), log_probability_R
         layout = self.vqvae.layout
         raw_RTX = self.normalizer.denormalize(steps.transitions_BTX)
         end_RT = steps.end_logits_BT.sigmoid() if self.params.stop_at_end else None

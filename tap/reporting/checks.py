@@ -32,7 +32,7 @@ def offline_checks_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
 
 def advice(offline: OfflineChecks) -> list[str]:
     """A sentence for each of the three questions."""
-    return [_imitation(offline), *_ranking(offline), _search(offline)]
+    return [_imitation(offline), *_ranking(offline), *_search(offline)]
 
 
 def _imitation(offline: OfflineChecks) -> str:
@@ -62,17 +62,18 @@ def _ranking(offline: OfflineChecks) -> list[str]:
     return ["Returns: the critic's advantages show in the data."]
 
 
-def _search(offline: OfflineChecks) -> str:
-    if offline.predicted_gain is None:
+def _search(offline: OfflineChecks) -> list[str]:
+    gain, std = offline.predicted_gain, offline.return_std
+    if gain is None or std is None:
         if offline.drawn_code_error > FAR_WORSE * offline.mean_error:
-            return "Search: one drawn code errs far more than the mean; compare planner.search prior_mean."
-        return "Search: compare planner.search prior_mean and critic_weighted."
-    if offline.predicted_gain < SMALL_GAIN * offline.return_std:
-        return "Search: the critic's weights promise little here; planner.search prior_mean is simpler and should do as well."
-    return (
-        f"Search: the critic's weights promise {offline.predicted_gain / offline.return_std:.0%} of the std of returns per "
-        "decision; compare planner.search critic_weighted."
-    )
+            return ["Search: one drawn code errs far more than the mean; compare planner.search prior_mean."]
+        return [] if std is None else ["Search: compare planner.search prior_mean and critic_weighted."]
+    if gain < SMALL_GAIN * std:
+        return ["Search: the critic's weights promise little here; planner.search prior_mean is simpler and should do as well."]
+    return [
+        f"Search: the critic's weights promise {gain / std:.0%} of the std of returns per decision; compare planner.search "
+        "critic_weighted."
+    ]
 
 
 def _extent(diagnosis: Diagnosis, offline: OfflineChecks) -> str:

@@ -10,6 +10,7 @@ from tap.data.profile import JUDGED_EPISODES, SAMPLED, DimensionStatistics, Prof
 from tap.files import write_atomically
 from tap.reporting.data_figures import dimension_figure, episodes_figure
 from tap.reporting.findings import findings, numbers
+from tap.reporting.held_out import IMITATION
 from tap.reporting.page import template
 from tap.reporting.pictures import Picture
 from tap.reporting.rows import SOURCES
@@ -24,13 +25,15 @@ NUMBERS = ("min", "mean", "max", "std", "at_min", "at_max", "usual_step", "large
 
 def write_data_page(path: Path, validation: ValidationReport, profile: Profile, boundaries: Boundaries, params: Params) -> None:
     """Write the page to `path`. Equal inputs give equal bytes."""
-    groups = {"Observations": profile.observations, "Actions": profile.actions, "Reward": profile.rewards}
+    groups = {"Observations": profile.observations, "Actions": profile.actions}
+    groups |= {"Reward": profile.rewards} if validation.has_rewards else {}
     page = template("data_page.html").render(
         validation=validation,
         profile=profile,
-        findings=findings(profile),
+        findings=findings(profile, validation.has_rewards),
         ends=_ends(profile, boundaries),
-        pictures=_episode_pictures(profile),
+        pictures=_episode_pictures(profile, validation.has_rewards),
+        imitation=IMITATION,
         groups={name: _lines(statistics, MARKS[name]) for name, statistics in groups.items()},
         constant={name: numbers(np.flatnonzero(statistics.constant).tolist()) for name, statistics in groups.items()},
         treatment=treatment(profile, validation, params),
@@ -55,11 +58,9 @@ def _ends(profile: Profile, boundaries: Boundaries) -> dict[str, str]:
     }
 
 
-def _episode_pictures(profile: Profile) -> list[Picture]:
-    shown = {
-        "Returns": ("episode return (sum of rewards, undiscounted)", profile.returns),
-        "Lengths": ("episode length (steps)", profile.lengths),
-    }
+def _episode_pictures(profile: Profile, has_rewards: bool) -> list[Picture]:
+    shown = {"Returns": ("episode return (sum of rewards, undiscounted)", profile.returns)} if has_rewards else {}
+    shown["Lengths"] = ("episode length (steps)", profile.lengths)
     pictures = []
     for title, (label, values) in shown.items():
         extent = f"from {values.min():,.6g} to {values.max():,.6g}, mean {values.mean():,.6g}"

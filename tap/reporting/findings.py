@@ -19,9 +19,10 @@ class Finding:
     remedy: str
 
 
-def findings(profile: Profile) -> list[Finding]:
-    """All findings, those that harm training most first."""
-    found = [*_copies(profile), *_repeated_rows(profile), *_timestamps(profile.clock), *_rewards(profile)]
+def findings(profile: Profile, has_rewards: bool) -> list[Finding]:
+    """All findings, those that harm training most first; none about rewards that the dataset does not have."""
+    found = [*_copies(profile), *_repeated_rows(profile), *_timestamps(profile.clock)]
+    found += _rewards(profile) if has_rewards else []
     for kind, words in KINDS.items():
         for name, statistics in (("observation", profile.observations), ("action", profile.actions)):
             if dims := np.flatnonzero(getattr(statistics, kind)).tolist():

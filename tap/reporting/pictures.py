@@ -43,12 +43,14 @@ def dataset_pictures(
     if evaluations:
         found.append(_score_picture(dataset, evaluations, validation))
     for seed, path in _first(seed_files(plots / "evaluate", dataset, "json")):
-        found.append(_plan_picture(dataset, seed, read_json(path)["examples"]))
+        if examples := read_json(path)["examples"]:  # there are none without a simulator
+            found.append(_plan_picture(dataset, seed, examples))
     for seed, path in _first(seed_files(plots / "diagnose", dataset, "json")):
         diagnosis = read_json(path)
-        found.append(_distribution_picture(dataset, seed, diagnosis["distributions"]))
-        found.append(_candidates_picture(dataset, seed, diagnosis["plans"]))
-    return found + _training_pictures(dataset, plots)
+        if diagnosis["plans"]:
+            found.append(_distribution_picture(dataset, seed, diagnosis["distributions"]))
+            found.append(_candidates_picture(dataset, seed, diagnosis["plans"]))
+    return found + _training_pictures(dataset, plots, validation is None or validation.has_rewards)
 
 
 def _first(files: dict[int, Path]) -> list[tuple[int, Path]]:
@@ -70,6 +72,7 @@ def _histogram_in_words(validation: ValidationReport) -> str:
 
 
 def _score_picture(dataset: str, evaluations: Sequence[Evaluation], validation: ValidationReport | None) -> Picture:
+    validation = validation if validation and validation.has_rewards else None
     means = ", ".join(f"{statistics.fmean(each.returns):,.0f} for seed {each.seed}" for each in evaluations)
     caption = "Dots are TAP's episodes, bars the means of seeds."
     alt = f"Returns of {sum(len(each.returns) for each in evaluations)} evaluated episodes; mean {means}."
@@ -111,17 +114,20 @@ def _candidates_picture(dataset: str, seed: int, plans: Sequence[dict[str, Any]]
     return Picture(f"{dataset}-candidates", "The plans a search chooses from", caption, alt, candidates_figure(plans))
 
 
-def _training_pictures(dataset: str, plots: Path) -> list[Picture]:
+def _training_pictures(dataset: str, plots: Path, has_rewards: bool) -> list[Picture]:
+    """Losses and codebook; without rewards not the critic's, which has nothing to learn."""
     vqvae = [read_curves(path) for path in seed_files(plots / "train_vqvae", dataset, "csv").values()]
     prior = [read_curves(path) for path in seed_files(plots / "train_prior", dataset, "csv").values()]
-    critic = [read_curves(path) for path in seed_files(plots / "train_critic", dataset, "csv").values()]
+    critic = [read_curves(path) for path in seed_files(plots / "train_critic", dataset, "csv").values() if has_rewards]
     actor = [read_curves(path) for path in seed_files(plots / "train_actor", dataset, "csv").values()]
     every, found = [*vqvae, *prior, *critic, *actor], []
     if every:
-        caption = (
-            "One pair of lines per seed. The held-out loss is of all held-out episodes alike. Where training draws episodes "
-            "with high returns more often (effective_share below 1), it is higher even without overfitting; look for a rise."
-        )
+        caption = "One pair of lines per seed. The held-out loss is of all held-out episodes alike."
+        if has_rewards:
+            caption += (
+                " Where training draws episodes with high returns more often (effective_share below 1), it is higher even "
+                "without overfitting; look for a rise."
+            )
         if not any("held_out_loss" in curves for curves in every):
             caption = "One line per seed, of the training loss: no episode is held out, so overfitting would not show."
         last = ", ".join(f"{curves['loss'][-1]:.3g}" for curves in every)

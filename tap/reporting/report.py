@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from tap.files import write_atomically, write_json
+from tap.methods.catalog import CATALOG
 from tap.reporting.checks import offline_checks_table
 from tap.reporting.experiments import experiment_pictures
+from tap.reporting.held_out import (
+    IMITATION,
+    HeldOutRow,
+    dimensions_table,
+    held_out_rows,
+    held_out_summary,
+    held_out_table,
+    in_thousandths,
+)
+from tap.reporting.held_out_picture import held_out_picture
 from tap.reporting.page import template
 from tap.reporting.pictures import Picture, dataset_pictures, returns_picture
 from tap.reporting.rows import SOURCES, Row, load_diagnoses, load_evaluations, methods_run, summary, table_rows
@@ -25,7 +36,7 @@ from tap.reporting.tables import (
     protocol_table,
     sampled_plans_table,
 )
-from tap.results import Diagnosis, TrainingMetrics, ValidationReport
+from tap.results import AnyEvaluation, Diagnosis, TrainingMetrics, ValidationReport
 from tap.settings import METHODS
 
 
@@ -36,16 +47,24 @@ def write_report(data: Path, out: Path) -> Path:
     Raises ValueError if nothing has been evaluated yet, or a file is not valid.
     """
     evaluations = load_evaluations(data)
-    rows = table_rows(evaluations)
+    rows, held_out = table_rows(evaluations), held_out_rows(evaluations)
     validations = {path.parent.name: ValidationReport.read(path) for path in sorted(data.glob("raw/*/validation.json"))}
-    tables = experiment_tables(rows, load_diagnoses(data))
+    tables, held_out_tables = experiment_tables(rows, load_diagnoses(data)), _held_out_tables(held_out, validations)
     experiments = experiment_pictures(rows, validations)
     datasets = dict.fromkeys(each.dataset for each in evaluations)
     sections = {dataset: _section(dataset, rows, validations, data) for dataset in datasets}
-    histograms = {dataset: returns_picture(dataset, validation) for dataset, validation in validations.items()}
+    for dataset, of_dataset in held_out.items():
+        sections[dataset].insert(0, held_out_picture(of_dataset, validations.get(dataset)))
+    histograms = {
+        dataset: returns_picture(dataset, validation) for dataset, validation in validations.items() if validation.has_rewards
+    }
     page = template("report.html").render(
         rows=rows,
         evaluations=evaluations,
+        held_out=held_out,
+        held_out_tables=held_out_tables,
+        in_thousandths=in_thousandths,
+        imitation=IMITATION,
         tables=tables,
         experiments=experiments,
         sections=sections,
@@ -54,11 +73,12 @@ def write_report(data: Path, out: Path) -> Path:
         training=_training_metrics(data / "metrics"),
         sources=SOURCES,
         methods=methods_run(rows),
+        titles={name: info.title for name, info in CATALOG.items()},
     )
     for picture in [*experiments, *itertools.chain(*sections.values()), *histograms.values()]:
         write_atomically(out / f"{picture.name}.png", figure_png(picture.figure))
-    write_atomically(out / "results.md", results_markdown(rows, tables, experiments))
-    write_json(out / "summary.json", summary(rows))
+    write_atomically(out / "results.md", results_markdown(evaluations, rows, [*held_out_tables, *tables], experiments))
+    write_json(out / "summary.json", summary(rows) | held_out_summary(held_out))
     write_atomically(out / "index.html", page)
     return out / "index.html"
 
@@ -76,9 +96,18 @@ def experiment_tables(rows: Sequence[Row], diagnoses: Sequence[Diagnosis]) -> li
     return [table for table in tables if table]
 
 
-def results_markdown(rows: Sequence[Row], tables: Sequence[Table], experiments: Sequence[Picture]) -> str:
+def _held_out_tables(held_out: Mapping[str, list[HeldOutRow]], validations: Mapping[str, ValidationReport]) -> list[Table]:
+    """Action errors of the datasets without a simulator: of all together, and of each by dimension."""
+    errors = held_out_table(held_out)
+    by_dimension = (dimensions_table(rows, validations.get(dataset)) for dataset, rows in held_out.items())
+    return [errors, *by_dimension] if errors else []
+
+
+def results_markdown(
+    evaluations: Sequence[AnyEvaluation], rows: Sequence[Row], tables: Sequence[Table], experiments: Sequence[Picture]
+) -> str:
     """The tables and figures with the paper's numbers, as a text to commit; the figures are files next to it."""
-    commits = sorted({each.git_commit[:10] for row in rows for each in row.evaluations})
+    commits = sorted({each.git_commit[:10] for each in evaluations})
     header = (
         "Written by the stage `report` (`python -m pipelines.stages.report`) from the files under `data/metrics`, not by hand. "
         f"The evaluations ran at commit {', '.join(commits)}. Scores are D4RL's normalised scores of undiscounted returns, 0 "
@@ -86,7 +115,8 @@ def results_markdown(rows: Sequence[Row], tables: Sequence[Table], experiments: 
         "*Efficient Planning in a Compact Latent Action Space*, ICLR 2023; its numbers are of D4RL's own data."
     )
     figures = [f"### {each.title}\n\n![{each.alt}]({each.name}.png)\n\n{each.caption}\n" for each in experiments]
-    parts = ["# Results\n", header + "\n", *map(markdown, [protocol_table(rows), *tables]), *figures]
+    protocols = [protocol_table(rows)] if rows else []
+    parts = ["# Results\n", header + "\n", *map(markdown, [*protocols, *tables]), *figures]
     return "\n".join(parts)
 
 

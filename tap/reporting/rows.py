@@ -15,7 +15,7 @@ from typing import Any
 from tap.estimates import Estimate
 from tap.methods.catalog import CATALOG
 from tap.reporting.paper import paper_scores
-from tap.results import Diagnosis, Evaluation, Latency
+from tap.results import AnyEvaluation, Diagnosis, Evaluation, Latency, read_evaluation
 from tap.settings import METHODS, Method
 
 SOURCES = {
@@ -23,17 +23,20 @@ SOURCES = {
     "file": "your own file",
     "recollected": "recollected, not D4RL's data",
     "bundled": "bundled, not D4RL's data",
+    "lerobot": "your own, in LeRobot's layout",
+    "minari": "in Minari's layout",
+    "ogbench": "in OGBench's layout",
 }
 
 
-def load_evaluations(data: Path) -> list[Evaluation]:
+def load_evaluations(data: Path) -> list[AnyEvaluation]:
     """All evaluations, ablations and other methods under `data`/metrics, by dataset, method, ablation and seed.
 
     Raises ValueError if there is no evaluation, or with the name of a file that is not valid.
     """
     metrics = data / "metrics"
     found = [
-        Evaluation.read(path) for stage in ("evaluate", "ablations", "methods") for path in metrics.glob(f"{stage}/*.json")
+        read_evaluation(path) for stage in ("evaluate", "ablations", "methods") for path in metrics.glob(f"{stage}/*.json")
     ]
     if not any(map(_is_base, found)):
         raise ValueError(f"{metrics / 'evaluate'} contains no results: run `dvc repro evaluate` first")
@@ -139,15 +142,16 @@ def _mean_of_known(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _is_base(each: Evaluation) -> bool:
+def _is_base(each: AnyEvaluation) -> bool:
     return each.method == "tap" and not each.ablation
 
 
-def table_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
-    """The results table: one row of TAP an experiment and planner, in the order of `evaluations`.
+def table_rows(every: Sequence[AnyEvaluation]) -> list[Row]:
+    """The results table: one row of TAP an experiment and planner, in the order of `every`, of those in simulation.
 
     Each has its ablations, and the other methods on the same data.
     """
+    evaluations = [each for each in every if isinstance(each, Evaluation)]
     ablations = _grouped([each for each in evaluations if each.ablation])
     methods = _grouped([each for each in evaluations if each.method != "tap"])
     return [
@@ -228,7 +232,7 @@ def headline(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
                 "score": round(row.score.mean, 2),
                 "standard_error": None if error is None else round(error, 2),
                 "decision_ms": round(row.latency.median, 1),
-                "data_score": round(row.first.behaviour.mean_score, 2),
+                **({} if (mean := row.first.behaviour.mean_score) is None else {"data_score": round(mean, 2)}),
                 **{f"{each.first.method}_score": round(each.score.mean, 2) for each in row.methods},
             },
         )

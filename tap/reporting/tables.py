@@ -131,7 +131,7 @@ def _scores(row: Row, others: Iterable[Method]) -> tuple[Estimate | None, ...]:
     return (
         row.score,
         *(found.score if (found := row.method(name)) else None for name in others),
-        Estimate(mean, None),
+        None if mean is None else Estimate(mean, None),
         None if best_tenth is None else Estimate(best_tenth, None),
     )
 
@@ -217,6 +217,7 @@ def sampled_plans_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
             (*cells(each.prior), *cells(each.uniform)),
         )
         for each in diagnoses
+        if each.prior and each.uniform
     ]
     caption = (
         "Plans sampled from the prior, and plans of uniformly sampled codes. State error: mean squared error of a plan's "

@@ -8,17 +8,19 @@ from tap.reporting.page import counted
 from tap.results import ValidationReport
 from tap.settings import Params
 
+NO_REWARDS = "None: the data is imitated, plans are chosen by their likelihood alone, and no returns are reported."
+
 
 def treatment(profile: Profile, validation: ValidationReport, params: Params) -> dict[str, str]:
     """A sentence or two about each quantity, by its name."""
     return {
         "observations": _observations(profile, params),
         "actions": _actions(validation, params),
-        "rewards": _rewards(profile, params),
-        "ends of episodes": _ends(profile, params),
+        "rewards": _rewards(profile, params) if validation.has_rewards else NO_REWARDS,
+        **({"ends of episodes": _ends(profile, params)} if validation.has_rewards else {}),
         "windows": _windows(profile, params),
         "held-out episodes": _held_out(profile, params),
-        "sampling": _sampling(params),
+        "sampling": _sampling(validation, params),
     }
 
 
@@ -84,9 +86,9 @@ def _held_out(profile: Profile, params: Params) -> str:
     )
 
 
-def _sampling(params: Params) -> str:
+def _sampling(validation: ValidationReport, params: Params) -> str:
     share = params.train_vqvae.fit.effective_share
-    if share == 1:
+    if share == 1 or not validation.has_rewards:
         return "All windows are drawn alike."
     return (
         "Windows of episodes with high returns are drawn more often: their effective number is "

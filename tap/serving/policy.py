@@ -22,6 +22,7 @@ from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
+from tap.data.action_bounds import load_bounds
 from tap.data.history import History
 from tap.device import choose_device
 from tap.methods.catalog import CATALOG
@@ -176,7 +177,9 @@ class ServedPolicy(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the policy that was logged with this file onto the configured device, or else that of TAP_DEVICE."""
         device = (context.model_config or {}).get("device") or Runtime().device
-        self.policy = load_policy(Path(context.artifacts["policy"]), str(choose_device(device)))
+        folder = Path(context.artifacts["policy"])
+        self.policy = load_policy(folder, str(choose_device(device)))
+        self.action_bounds = load_bounds(folder, self.policy.action_dim)
         self.shared = SharedPolicy(self.policy)
 
     def predict(
@@ -184,8 +187,9 @@ class ServedPolicy(PythonModel):
     ) -> np.ndarray | list[dict[str, Any]]:
         """Actions (n, A) float32 for observations (n, O); with the param `details` a record for each observation instead.
 
-        The plan of row i depends on the seed, i, its observation and its history, not on the other rows. Raises
-        MlflowException: of HTTP status 400 for wrong observations or histories or a plan that is not finite, else 500.
+        Actions are clipped to the bounds that were logged with the policy. The plan of row i depends on the seed, i, its
+        observation and its history, not on the other rows. Raises MlflowException: of HTTP status 400 for wrong observations or
+        histories or a plan that is not finite, else 500.
         """
         defaults: dict[str, Any] = {"seed": 0, "details": False, "history": {}}
         params = defaults | (params or {})
@@ -197,6 +201,7 @@ class ServedPolicy(PythonModel):
             plan = self.shared.plan(observations, generators, histories)
             if not np.isfinite(plan.actions).all():
                 raise ValueError("the model has no finite plan for these observations")
+            plan = type(plan)(**vars(plan) | {"actions": plan.actions.clip(*self.action_bounds)})
         except (TypeError, ValueError) as error:  # 400: without this, the server responds with 500
             raise MlflowException.invalid_parameter_value(str(error)) from error
         except Exception as error:  # 500: without this, the server responds with 400 and a traceback
@@ -207,22 +212,20 @@ class ServedPolicy(PythonModel):
     def _records(self, observations: np.ndarray, plan: Planned) -> list[dict[str, Any]]:
         return [
             {"action": plan.actions[row, 0].tolist()}
-            | (_prediction(plan, row) if isinstance(plan, Plan) else {})
+            | (self._prediction(plan, row) if isinstance(plan, Plan) else {})
             | {"out_of_distribution": bool(reasons), "reasons": reasons}
             for row, reasons in enumerate(self.policy.ood_reasons(observations, plan))
         ]
 
-
-def _prediction(plan: Plan, row: int) -> dict[str, Any]:
-    return {
-        "plan": {
-            "observations": plan.observations[row].tolist(),
-            "actions": plan.actions[row].tolist(),
-            "rewards": plan.rewards[row].tolist(),
-        },
-        "predicted_return": float(plan.predicted_return[row]),
-        "probability": math.exp(plan.log_probability[row]),
-    }
+    def _prediction(self, plan: Plan, row: int) -> dict[str, Any]:
+        """What a plan predicts; rewards and returns only if the data has them."""
+        assert isinstance(self.policy, Policy)
+        steps = {"observations": plan.observations[row].tolist(), "actions": plan.actions[row].tolist()}
+        probability = {"probability": math.exp(plan.log_probability[row])}
+        if self.policy.params.objective == "likelihood":
+            return {"plan": steps} | probability
+        rewards = {"rewards": plan.rewards[row].tolist()}
+        return {"plan": steps | rewards, "predicted_return": float(plan.predicted_return[row])} | probability
 
 
 set_model(ServedPolicy())

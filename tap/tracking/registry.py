@@ -30,7 +30,7 @@ from mlflow.types.schema import AnyType, Object, Property
 
 from tap.data.history import History
 from tap.files import folder_sha256
-from tap.results import Evaluation
+from tap.results import AnyEvaluation, read_evaluation
 from tap.tracking.mlflow_store import connect, failure, remedy, unless_missing
 from tap.tracking.run import Run
 
@@ -147,10 +147,10 @@ class Registry:
         """Replace the description of a version."""
         self._client.update_model_version(version.name, version.version, description)
 
-    def evaluation(self, version: Version) -> Evaluation | None:
+    def evaluation(self, version: Version) -> AnyEvaluation | None:
         """What the stage of a version's run measured; None if the run has no valid record of it."""
         with tempfile.TemporaryDirectory() as folder, suppress(MlflowException, OSError, ValueError):
-            return Evaluation.read(Path(self._client.download_artifacts(version.mlflow_run, METRICS, folder)))
+            return read_evaluation(Path(self._client.download_artifacts(version.mlflow_run, METRICS, folder)))
         return None
 
     def download(self, version: Version, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from tap.settings import NO_REWARD, FetchParams, Source, Suite, suite_of
+from tap.settings import NO_REWARD, FetchParams, Source, Suite, Unset, suite_of
 
 # Sources of a path whose files state where episodes end.
 WITH_EPISODES = ("lerobot", "minari", "ogbench")
@@ -31,6 +31,7 @@ class DatasetInfo:
     reference_min_score: float | None  # D4RL's undiscounted return of a random policy
     reference_max_score: float | None  # and of an expert
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)  # arguments of the environment's constructor
+    observations: Unset[tuple[str, ...]] = None  # keys of a Dict of observations that are observed; None for all
 
 
 @cache
@@ -126,7 +127,8 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     )
     overrides = {name: value for name in facts if (value := getattr(fetch, name)) is not None}
     path = info.path if source == "bundled" else fetch.path and fetch.path.expanduser()
-    info = replace(info, source=source, path=path, **overrides)
+    observations = tuple(fetch.observations) if fetch.observations and source == "minari" else None
+    info = replace(info, source=source, path=path, observations=observations, **overrides)
     low, high = info.reference_min_score, info.reference_max_score
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
         raise ValueError(f"{key}: reference_min_score ({low}) and reference_max_score ({high}) must both be set, min below max")

@@ -25,6 +25,7 @@ from tap.data.catalog import DatasetInfo, known_datasets
 from tap.data.score import normalized_score
 from tap.envs import antmaze, d4rl_gym, registration
 from tap.envs.adroit import D4RL_RULES, D4RLReward, Step
+from tap.envs.flatten import FlatObservations, is_flat
 from tap.envs.stochastic import STOCHASTIC
 
 Environment = gymnasium.Env[np.ndarray, np.ndarray]
@@ -92,9 +93,10 @@ def environment_key(info: DatasetInfo) -> str:
 def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
     """The simulator of a dataset, truncated after `info.max_episode_steps` steps, or after the environment's own limit.
 
-    Observations are (O,), actions (A,). `info.environment` is any gymnasium id; "package.module:Id" imports the module first;
-    "d4rl" is D4RL's own environment. `info.environment_kwargs` and `options`, such as render_mode, go to `gymnasium.make`.
-    Raises ValueError if the simulator does not exist, or if its observations or actions are not flat boxes of floats.
+    Observations are (O,), flattened as in tap/envs/flatten.py; actions are (A,). `info.environment` is any gymnasium id;
+    "package.module:Id" imports the module first; "d4rl" is D4RL's own environment. `info.environment_kwargs` and `options`,
+    such as render_mode, go to `gymnasium.make`. Raises ValueError if the simulator does not exist, if its observations are not
+    numbers in boxes, or if its actions are no flat box of floats.
     """
     environment = require_environment(info)
     mujoco.set_mju_user_warning(_log_mujoco_warning)
@@ -116,7 +118,9 @@ def make_environment(info: DatasetInfo, **options: Any) -> Simulator:
             f"{info.id}: gymnasium cannot make {environment!r} ({reason}): correct {key}, or environment_kwargs beside it, the "
             "arguments of its constructor"
         ) from error
-    _check_spaces(env, info)
+    if not is_flat(env.observation_space):
+        env = FlatObservations(env, info)
+    _check_actions(env, info)
     if env.spec is None or env.spec.max_episode_steps is None:
         raise ValueError(
             f"{info.id}: {environment} has no limit of its own: set datasets.{info.id}.fetch.max_episode_steps in params.yaml"
@@ -129,15 +133,12 @@ def make_known_environment(dataset: str, **options: Any) -> Simulator:
     return make_environment(known_datasets()[dataset], **options)
 
 
-def _check_spaces(env: Environment, info: DatasetInfo) -> None:
-    for name, space in (("observations", env.observation_space), ("actions", env.action_space)):
-        flat = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
-        if not flat:
-            raise ValueError(
-                f"{info.id}: {info.environment} has {name} in {space}, but TAP needs a flat Box of floats: register a wrapped "
-                "environment (for example with gymnasium.wrappers.FlattenObservation) and set "
-                f"{environment_key(info)} to its id"
-            )
+def _check_actions(env: Environment, info: DatasetInfo) -> None:
+    if not is_flat(env.action_space):
+        raise ValueError(
+            f"{info.id}: {info.environment} has actions in {env.action_space}, but TAP needs a flat Box of floats: register a "
+            f"wrapped environment and set {environment_key(info)} to its id"
+        )
 
 
 def _register_robotics(info: DatasetInfo) -> None:

@@ -95,7 +95,8 @@ def held_out_actions(
     training, held_out = episodes.split(fraction, np.random.default_rng(seed))
     is_held_out = len(held_out.indices) > 0
     found = held_out_errors(policy, held_out if is_held_out else training, bounds, seed).summarize()
-    kind = "held-out episodes" if is_held_out else "episodes of training, none being held out"
+    several = "s" * (found["episodes"] != 1)
+    kind = f"held-out episode{several}" if is_held_out else f"episode{several} of training, none being held out"
     return found | {
         "has_rewards": validation.has_rewards,
         "held_out": is_held_out,

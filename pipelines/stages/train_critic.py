@@ -1,5 +1,7 @@
 """Stage train_critic: windows' first codes and returns-to-go -> a critic of codes.
 
+Where all rewards are 0, as of a dataset without any, there is nothing to value, and a single update is made.
+
 Example: python -m pipelines.stages.train_critic hopper-medium-replay 0
 """
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from pipelines.command_line import Dataset, OptionalAblation, Seed
 from pipelines.stages.params import TrainCriticStage
 from pipelines.stages.training import DATA, launch, training_job
+from tap.data.episodes import Episodes
 from tap.data.windows import Windows
 from tap.files import sha256
 from tap.model.critic import Critic, sample_episodes, save_critic
@@ -23,6 +26,8 @@ EVALUATED_AT_ONCE = 4096  # windows
 
 def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None:
     stage = TrainCriticStage.read(dataset, ablation)
+    if not Episodes.load(DATA / "raw" / dataset / "episodes").rewards.any():
+        stage = with_one_update(stage)
     folder = weights_folder("train_vqvae", instance_key(dataset, seed, ablation))
     of_vqvae = {"description": read_description(folder, "vqvae"), "weights": sha256(folder / "vqvae.safetensors")}
     with training_job(stage, dataset, seed, ablation, {"vqvae": of_vqvae}) as job:
@@ -72,6 +77,12 @@ def run(dataset: Dataset, seed: Seed, ablation: OptionalAblation = None) -> None
             }
 
         job.fit(critic, loss, len(held_out), lambda folder: save_critic(folder, critic), measure=measure)
+
+
+def with_one_update(stage: TrainCriticStage) -> TrainCriticStage:
+    """The params of a critic that nothing uses, but whose files later stages expect."""
+    fit = stage.params.fit.model_copy(update={"updates": 1, "warmup_updates": 0})
+    return stage.model_copy(update={"params": stage.params.model_copy(update={"fit": fit})})
 
 
 def _rmse(predicted: np.ndarray, true: np.ndarray) -> float:

@@ -91,6 +91,31 @@ def evaluation(**changes: Any) -> Evaluation:
     return Evaluation.model_validate(evaluation_json(**changes))
 
 
+def held_out_json(**changes: Any) -> dict[str, Any]:
+    """What the stage `evaluate` writes for a dataset without rewards and environment: 3 episodes, plans of 2 steps."""
+    same = ("digest", "scale", "versions", "seed", "latency_ms", "planner", "latent_step", "window_length", "recipe", "runs")
+    values = {key: evaluation_json()[key] for key in (*same, "git_commit", "method")}
+    values |= {
+        "dataset": "arms",
+        "source": "lerobot",
+        "has_rewards": False,
+        "held_out": True,
+        "episodes": 3,
+        "decisions": 60,
+        "protocol": "60 decisions in 3 held-out episodes, last checkpoint",
+        "action_error": 0.2,
+        "hold_error": 0.4,
+        "error_ahead": [0.2, 0.3],
+        "hold_error_ahead": [0.4, 0.6],
+        "std": [2.0, 0.5],
+        "rmse": [[1.0, 0.1], [1.2, 0.2]],
+        "hold_rmse": [[1.5, 0.3], [1.8, 0.4]],
+        "score_metric": "action_error",
+        "scores": [0.1, 0.2, 0.3],
+    }
+    return values | changes
+
+
 def validation_json() -> dict[str, Any]:
     """What `fetch` writes."""
     return {

@@ -18,13 +18,14 @@ import torch
 import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from stage_files import evaluation
+from stage_files import evaluation, held_out_json
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.promote import PROTOCOL, Decision, history, models, promote, rollback
 from pipelines.serving.serve import serve
 from tap.planning.policy import Policy
+from tap.results import ACTION_ERROR, AnyEvaluation, HeldOutEvaluation
 from tap.settings import Runtime
 from tap.tracking import run as tracking
 from tap.tracking.mlflow_store import connect
@@ -67,12 +68,18 @@ class Project:
         run_id, model_uri, digest = self.logged[policy]
         scores = [scores - 1, scores + 1] if isinstance(scores, int | float) else list(scores)
         facts = {"environment": "Hopper-v4", "simulator": "mujoco 4.0.0", "episodes": len(scores), "environment_seed": 1000}
+        if tags.get("score_metric") == ACTION_ERROR:
+            facts = {"held_out": True, "episodes": len(scores)}
         facts |= {"protocol": "every step", "dataset_digest": "abc", "score_metric": "normalized_score", "source": "bundled"}
         facts |= {"seed": seed, "scores": scores, "recipe": "first", "model_digest": digest}
         measured = {"digest" if key == "dataset_digest" else key: value for key, value in (facts | tags).items()}
         measured |= {"scores": [score if math.isfinite(score) else 0.0 for score in scores], "runs": {stage: run_id}}
         of_policy = {key: measured.pop(key) for key in ("latency_budget_ms", "example_actions") if key in measured}
-        result = evaluation(**measured)
+        result: AnyEvaluation = (
+            HeldOutEvaluation.model_validate(held_out_json(**measured))
+            if measured["score_metric"] == ACTION_ERROR
+            else evaluation(**measured)
+        )
         result.write(Path(f"data/metrics/{stage}/{key}.json"))
         (stored,) = self.client.search_runs(["1"], f"tags.run_key = '{run_id}'")
         self.client.log_text(stored.info.run_id, json.dumps(result.as_json()), "metrics.json")
@@ -173,6 +180,37 @@ def test_a_better_recipe_is_promoted_by_its_interval(project: Project) -> None:
     assert decision.reason.startswith(expected) and "95 % interval" in decision.reason
     assert project.aliases() == {"champion": "3", "challenger": "3"} and project.tags("3")["previous_champion"] == "2"
     assert decision.reason in project.card("3")
+
+
+def test_of_action_errors_less_is_better(project: Project) -> None:
+    project.recipe("first", [[0.5, 0.6], [0.4, 0.5]], policies=[0, 1], score_metric=ACTION_ERROR)
+    first = project.promote()
+    assert (first.outcome, first.version) == ("promoted", "2") and "| 1 | 0.450 ± 0.050 |" in project.card("2")
+    project.recipe("second", [[0.9, 0.8], [0.9, 0.9]], policies=[2, 3], score_metric=ACTION_ERROR)
+    worse = project.promote()
+    assert worse.outcome == "refused" and worse.reason.endswith("lies below 0")
+    project.recipe("third", [[0.1, 0.2], [0.2, 0.3]], policies=[4, 5], score_metric=ACTION_ERROR)
+    better = project.promote()
+    assert (better.outcome, better.version, better.champion) == ("promoted", "5", "2")
+    assert better.difference is not None and better.difference.mean == pytest.approx(0.5 - 0.2)
+    assert better.reason.startswith("action error, less is better, 0.2 (2 seeds x 2 episodes) against 0.5")
+
+
+def test_errors_on_the_episodes_of_training_are_no_evidence(project: Project) -> None:
+    project.evaluate(0, [0.1, 0.2], policy=0, score_metric=ACTION_ERROR, held_out=False)
+    decision = project.promote()
+    assert decision.outcome == "refused" and "the episodes that it was trained on, because none was held out" in decision.reason
+
+
+def test_errors_are_not_compared_with_returns(project: Project) -> None:
+    project.recipe("first", [50.0], policies=[0])
+    project.promote()
+    project.recipe("second", [[0.1, 0.2]], policies=[1], score_metric=ACTION_ERROR)
+    decision = project.promote()
+    assert (
+        decision.outcome == "refused"
+        and "was evaluated under another score_metric (normalized_score, not action" in decision.reason
+    )
 
 
 def test_a_better_mean_without_support_by_the_seeds_is_refused(project: Project) -> None:

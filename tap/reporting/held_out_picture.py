@@ -39,13 +39,13 @@ def held_out_figure(rows: Sequence[HeldOutRow], names: Sequence[str]) -> Figure:
     with rc_context(STYLE):
         figure = Figure(figsize=(4.6, 2.8 + 0.16 * len(places)))
         ahead, by_dimension = figure.subplots(2, 1, height_ratios=(2.0, 0.5 + 0.16 * len(places)))
-        held = {"color": DATASET, "marker": "|", "label": HOLD}
-        ahead.plot(longest, **held)
-        by_dimension.plot(_shares(rows[0].mean("hold_rmse")[0], std), places, linestyle="none", markersize=8, **held)
         for row, (color, marker) in zip(rows, STYLES, strict=False):
             style = {"color": color, "marker": marker, "markersize": 4, "label": row.title}
             ahead.plot(row.mean("error_ahead"), **style)
             by_dimension.plot(_shares(row.mean("rmse")[0], std), places, linestyle="none", **style)
+        held = {"color": DATASET, "marker": "|", "label": HOLD}
+        ahead.plot(longest, **held)
+        by_dimension.plot(_shares(rows[0].mean("hold_rmse")[0], std), places, linestyle="none", markersize=8, **held)
         ahead.set(xlabel="steps after the decision", ylabel="share of the variance")
         ahead.set_ylim(bottom=0)
         ahead.xaxis.set_major_locator(MaxNLocator(8, integer=True))

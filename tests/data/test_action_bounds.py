@@ -1,10 +1,15 @@
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import custom_dataset
 from recordings import Data, fetch, table
+from stage_files import validation
 
-from tap.data.action_bounds import unit_bounds, with_params
+from tap.data.action_bounds import known_bounds, load_bounds, save_bounds, unit_bounds, with_params
+from tap.data.validation import _in_numbers
 
 
 @pytest.mark.parametrize(
@@ -57,3 +62,41 @@ def test_no_hint_would_clip_actions_to_bounds_that_nobody_stated(data: Data) -> 
     _, report = data.load(wide(), "ant-arms", max_episode_steps=1000)
     (warning,) = [each for each in report["warnings"] if "actions" in each]
     assert warning.endswith("and are kept")
+
+
+@pytest.mark.parametrize(
+    ("stated", "environment", "source", "low", "high"),
+    [
+        ({}, None, "file", -np.inf, np.inf),  # [-1, 1] is a guess
+        ({"action_low": -2.0}, None, "file", -2, np.inf),
+        ({"action_high": 2.0}, None, "file", -np.inf, 2),
+        ({}, "Hopper-v4", "file", -1, 1),
+        ({"action_low": -2.0}, "Hopper-v4", "file", -2, 1),
+        ({}, None, "minari", -1, 1),
+    ],
+)
+def test_policies_are_clipped_to_bounds_that_are_known(
+    stated: dict[str, Any], environment: str | None, source: str, low: float, high: float, tmp_path: Path
+) -> None:
+    params = fetch(**stated)
+    fetched = with_params(unit_bounds(2), params, "mine")
+    report = validation(**_in_numbers(fetched), action_dim=2)
+    info = replace(custom_dataset("mine", "Hopper-v4", 10), environment=environment, source=source)
+    bounds = known_bounds(report, info, params)
+    np.testing.assert_array_equal(bounds, [[low] * 2, [high] * 2])
+    save_bounds(tmp_path, bounds)
+    np.testing.assert_array_equal(load_bounds(tmp_path, 2), bounds)
+
+
+def test_one_sided_bounds_of_each_dimension_are_known(tmp_path: Path) -> None:
+    params = fetch(action_low=[None, -3.0], action_high=[50.0, None])
+    report = validation(action_low=[None, -3.0], action_high=[50.0, None], action_dim=2)
+    info = replace(custom_dataset("mine", "Hopper-v4", 10), environment=None, source="lerobot")
+    bounds = known_bounds(report, info, params)
+    np.testing.assert_array_equal(bounds, [[-np.inf, -3], [50, np.inf]])
+    save_bounds(tmp_path, bounds)
+    np.testing.assert_array_equal(load_bounds(tmp_path, 2), bounds)
+
+
+def test_a_policy_of_an_early_release_has_no_bounds(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(load_bounds(tmp_path, 2), [[-np.inf] * 2, [np.inf] * 2])

@@ -354,3 +354,26 @@ def test_names_that_are_not_utf_8_are_listed(data: Data) -> None:
     with pytest.raises(ValueError, match=r"lacks actions and rewards and terminals; it has .*'caf\\ufffd\\n'") as error:
         open_mine(data)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("has_column", [False, True])
+def test_a_file_without_rewards_is_read_as_zeros(data: Data, has_column: bool) -> None:
+    """Also one whose rewards mean nothing."""
+    columns = table([20, 10], terminal=[True, False], timeout=[False, True])
+    expected, _ = data.load(columns)
+    if not has_column:
+        del columns["rewards"]
+    episodes, report = data.load(columns, reward="none")
+    assert report["has_rewards"] is False and not episodes.rewards.any() and len(episodes.rewards) == 30
+    for name in ("observations", "actions", "terminals", "offsets"):
+        np.testing.assert_array_equal(getattr(episodes, name), getattr(expected, name))
+    assert any("no rewards: its behaviour is imitated" in each for each in report["warnings"])
+
+
+def test_a_missing_column_of_rewards_is_not_taken_for_imitation(data: Data) -> None:
+    columns = table([20], terminal=[True], timeout=[False])
+    del columns["rewards"]
+    with pytest.raises(ValueError, match=r"lacks rewards; .*or set fetch\.reward to none: then the data is only imitated"):
+        data.load(columns)
+    with pytest.raises(ValueError, match=r"source 'file' takes no reward: remove `reward`"):
+        data.load(columns, reward="score")

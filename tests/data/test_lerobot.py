@@ -129,7 +129,13 @@ def test_without_rewards_all_are_zero_and_the_report_says_so(folder: Folder) -> 
     folder.leave_out("next.reward").write()
     episodes, report = folder.load()
     assert not episodes.rewards.any() and report["has_rewards"] is False
-    assert "it has no rewards: all are stored as 0" in report["warnings"]
+    assert "it has no rewards: its behaviour is imitated, good or bad, and all rewards are stored as 0" in report["warnings"]
+
+
+def test_rewards_that_mean_nothing_are_not_read(folder: Folder) -> None:
+    folder.write()
+    episodes, report = folder.load(reward="none")
+    assert not episodes.rewards.any() and report["has_rewards"] is False
 
 
 def test_the_digest_is_of_what_is_read(folder: Folder) -> None:

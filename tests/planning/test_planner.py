@@ -156,6 +156,34 @@ def test_a_wide_beam_finds_the_exhaustive_optimum(tiny_policy: Policy, likelihoo
         np.testing.assert_allclose(found.actions[0], actions, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("search", "wide"), [("beam", {"beam_width": 3000, "expansion_factor": 1}), ("prior_sampling", {"samples": 3000})]
+)
+def test_without_rewards_the_likeliest_plan_is_found(tiny_policy: Policy, search: str, wide: dict[str, int]) -> None:
+    """By brute force over all codes; returns, even large ones, change nothing."""
+    policy = with_planner(tiny_policy, search=search, objective="likelihood", **wide)
+    layout, size = policy.vqvae.layout, policy.vqvae.params.codebook.size
+    policy.normalizer.std[[layout.reward, layout.return_to_go]] = 1e6
+    for seed, observation in enumerate(np.random.default_rng(1).normal(size=(3, 11)).astype(np.float32)):
+        state = policy.normalizer.normalize(torch.from_numpy(observation[None]), layout.observation)
+        every = list(itertools.product(range(size), repeat=2))
+        with torch.no_grad():
+            likelihoods = [float(policy.prior.log_probabilities(torch.tensor([codes]), state).sum()) for codes in every]
+        best = int(np.argmax(likelihoods))
+        found = policy.plan(observation[None], generators(seed))
+        assert tuple(found.codes[0]) == every[best]
+        assert found.score[0] == pytest.approx(likelihoods[best], rel=1e-4) and found.predicted_return[0] == 0
+
+
+def test_the_mean_under_the_prior_is_the_same_without_rewards(tiny_policy: Policy) -> None:
+    observations = np.random.default_rng(3).normal(size=(3, 11)).astype(np.float32)
+    plans = [
+        with_planner(tiny_policy, search="prior_mean", objective=objective).plan(observations, generators(0, 1, 2))
+        for objective in ("return", "likelihood")
+    ]
+    np.testing.assert_array_equal(plans[0].actions, plans[1].actions)
+
+
 def test_many_samples_find_the_exhaustive_optimum(tiny_policy: Policy) -> None:
     observation = np.random.default_rng(1).normal(size=11).astype(np.float32)
     for search in ("prior_sampling", "uniform_sampling"):

@@ -1,4 +1,6 @@
+import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,10 +17,12 @@ from stage_files import (
     diagnosis_plots,
     evaluation_json,
     examples,
+    held_out_json,
     validation_json,
     write,
 )
 
+from tap.files import write_json
 from tap.reporting.page import number
 from tap.reporting.report import write_report
 from tap.reporting.studies import STUDIES
@@ -173,6 +177,65 @@ def test_equal_inputs_give_equal_bytes(data: Path, tmp_path: Path) -> None:
     write_report(data, tmp_path)
     for path in (data / "report").iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def write_held_out(data: Path) -> None:
+    """TAP with two seeds and behaviour cloning of arms, without a simulator and without rewards."""
+    seeds = [held_out_json(), held_out_json(seed=1, action_error=0.3, scores=[0.2, 0.3, 0.4], error_ahead=[0.3, 0.5])]
+    cloned = held_out_json(method="bc", error_ahead=[0.2], recipe="other")
+    cloned |= {key: cloned[key][:1] for key in ("hold_error_ahead", "rmse", "hold_rmse")}
+    for key in ("planner", "latent_step", "window_length"):
+        del cloned[key]
+    for each in seeds:
+        write_json(data / f"metrics/evaluate/arms-{each['seed']}.json", each)
+    write_json(data / "metrics/methods/arms-0-bc.json", cloned)
+    facts = {"dataset": "arms", "source": "lerobot", "has_rewards": False, "action_names": ["elbow", "wrist"]}
+    write_json(data / "raw/arms/validation.json", validation_json() | facts)
+    write_json(data / "plots/evaluate/arms-0.json", {"examples": []})
+    write_json(data / "plots/diagnose/arms-0.json", {"distributions": {}, "plans": []})
+
+
+def test_held_out_actions_stand_beside_holding_the_last_action(tmp_path: Path) -> None:
+    write_held_out(tmp_path)
+    page = write_report(tmp_path, tmp_path / "report").read_text()
+    results = (tmp_path / "report/results.md").read_text()
+    for line in (
+        "| arms: TAP<br>your own, in LeRobot's layout; imitation, no rewards; cpu scale; 2 seeds, each with 60 decisions in 3 "
+        "held-out episodes, last checkpoint | 0.250 ± 0.050 | 0.400 | 20 ms |",
+        "| 0.200 ± 0.058 | – | 20 ms |",
+        "| arms: hold the last action | 0.400 | 0.600 | – |",
+        "| elbow | 2 | 1 (0.25) | 1 (0.25) | 1.5 (0.56) |",
+        "| wrist | 0.5 | 0.1 (0.04) | 0.1 (0.04) | 0.3 (0.36) |",
+    ):
+        assert line in results
+    assert "What was evaluated" not in results and "return" not in results.partition("The paper is")[2].lower()
+    assert "arms</strong> (imitation, no rewards) the action error on held-out episodes is" in " ".join(page.split())
+    assert (tmp_path / "report/arms-action-error.png").exists() and not (tmp_path / "report/arms-returns.png").exists()
+    assert json.loads((tmp_path / "report/summary.json").read_text())["arms (your own, in LeRobot's layout)"] == {
+        "tap": {
+            "action_error": 0.25,
+            "standard_error": pytest.approx(0.05),
+            "seeds": [0, 1],
+            "episodes": 3,
+            "decision_ms": 20.0,
+        },
+        "bc": {
+            "action_error": pytest.approx(0.2),
+            "standard_error": pytest.approx(0.1 / 3**0.5),
+            "seeds": [0],
+            "episodes": 3,
+            "decision_ms": 20.0,
+        },
+        "hold": {"action_error": 0.4},
+    }
+
+
+def test_results_in_simulation_and_on_held_out_episodes_stand_on_one_page(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    write_held_out(tmp_path / "data")
+    page = write_report(tmp_path / "data", tmp_path / "report").read_text()
+    assert "evaluated in simulation and on held-out episodes." in page
+    assert 'id="held-out"' in page and 'id="protocol"' in page and "<th>TAP's score</th>" in page
 
 
 def test_missing_parts_are_left_out(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from benchmarks.sizes import params_of
 from pipelines.serving.scoring import OneSentence
 from pipelines.serving.serve import serve
 from pipelines.stages.train_bc import WINDOWS
+from tap.data.action_bounds import save_bounds
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.planning.plan import Plan
@@ -67,6 +68,31 @@ def test_each_row_gets_its_own_generator(served: ServedPolicy, tiny_policy: Poli
     np.testing.assert_allclose(predict(served, OBSERVATIONS[:1], {"seed": 7}), actions[:1], rtol=1e-5)
     assert not np.array_equal(predict(served, OBSERVATIONS), actions)
     assert predict(served, OBSERVATIONS, {"seed": -7}).shape == (3, 3)
+
+
+def test_actions_are_clipped_to_the_bounds_of_each_dimension(tiny_policy: Policy, tiny_policy_folder: Path) -> None:
+    free = tiny_policy.act(OBSERVATIONS, generators(7, 3))
+    low, high = np.array([free[0, 0], -np.inf, -np.inf], np.float32), np.array([np.inf, free[1, 1], np.inf], np.float32)
+    save_bounds(tiny_policy_folder, (low, high))
+    model = ServedPolicy()
+    model.load_context(PythonModelContext(artifacts={"policy": str(tiny_policy_folder)}, model_config=None))
+    clipped = predict(model, OBSERVATIONS, {"seed": 7})
+    expected = np.stack([np.maximum(free[:, 0], free[0, 0]), np.minimum(free[:, 1], free[1, 1]), free[:, 2]], axis=1)
+    assert not np.allclose(expected, free)
+    np.testing.assert_allclose(clipped, expected, rtol=1e-5)
+    detailed = predict(model, OBSERVATIONS, {"seed": 7, "details": True})
+    np.testing.assert_allclose([each["action"] for each in detailed], expected, rtol=1e-5)
+    np.testing.assert_allclose([each["plan"]["actions"][0] for each in detailed], expected, rtol=1e-5)
+
+
+def test_details_without_rewards_pretend_no_return(tiny_policy: Policy, tmp_path: Path) -> None:
+    by_likelihood = tiny_policy.params.model_copy(update={"objective": "likelihood"})
+    Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, by_likelihood, tiny_policy.device).save(tmp_path)
+    model = ServedPolicy()
+    model.load_context(PythonModelContext(artifacts={"policy": str(tmp_path)}, model_config=None))
+    (record,) = predict(model, OBSERVATIONS[:1], {"details": True})
+    assert record.keys() == {"action", "plan", "probability", "out_of_distribution", "reasons"}
+    assert record["plan"].keys() == {"observations", "actions"}
 
 
 def test_lists_serve_as_arrays(served: ServedPolicy) -> None:

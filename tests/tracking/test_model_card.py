@@ -1,11 +1,12 @@
 """Model cards against facts written by hand."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from stage_files import UNSCORED, cloned_json, evaluation_json, validation_json
+from stage_files import UNSCORED, cloned_json, evaluation_json, held_out_json, validation_json
 
-from tap.results import Evaluation, ValidationReport
+from tap.results import Evaluation, HeldOutEvaluation, ValidationReport
+from tap.settings import Source
 from tap.tracking.model_card import model_card, with_promotion
 
 BEHAVIOUR = evaluation_json()["behaviour"]
@@ -113,6 +114,33 @@ def test_only_d4rls_own_data_is_called_d4rls(source: str, d4rls: bool) -> None:
     text = card(source=source)
     assert ("D4RL's original file" in text) == d4rls
     assert ("not D4RL's data: no score on it is a D4RL score" in text) == (source in ("recollected", "bundled"))
+
+
+@pytest.mark.parametrize("source", get_args(Source))
+def test_every_source_of_data_has_words(source: str) -> None:
+    assert "- dataset: `" in card(source=source)
+
+
+@pytest.mark.parametrize("has_rewards", [False, True])
+def test_a_card_of_held_out_actions(has_rewards: bool) -> None:
+    text = model_card(
+        "tap-arms",
+        HeldOutEvaluation.model_validate(held_out_json(versions=EVALUATION["versions"], has_rewards=has_rewards)),
+        ValidationReport.model_validate(VALIDATION | {"has_rewards": has_rewards}),
+        latency_budget_ms=200.0,
+        git_dirty=False,
+    )
+    assert "| 0 | 0.200 ± 0.058 | 0.400 | 3 |" in text and "| training seed | action error |" in text
+    assert "no simulator" in text and "It has not acted anywhere, in simulation or on a real machine." in text
+    assert ("imitation, no rewards" in text) != has_rewards and ("- returns: 10.0 to 2000.0" in text) == has_rewards
+    blocks = [block.split("\n") for block in text.partition("```")[0].split("\n\n")]
+    assert all(len(block) == 1 or all(line.startswith(("- ", "| ")) for line in block) for block in blocks)
+
+
+def test_a_card_without_rewards_has_no_score_of_the_data() -> None:
+    nothing = dict.fromkeys(EVALUATION["behaviour"]) | {"episodes": 50}
+    text = card(VALIDATION | {"has_rewards": False}, behaviour=nothing)
+    assert text.count("imitation, no rewards") == 2 and "the data's own episodes score" not in text
 
 
 def test_a_card_without_reference_scores_without_spread_and_of_changed_code() -> None:

@@ -22,7 +22,7 @@ from tap.data.windows import moments
 from tap.evaluation.rollout import BatchPlanner, episode_generator, measure_latencies
 from tap.planning.plan import Planned, Remembering
 
-MOST_DECISIONS = 2000  # about as many, evenly spaced in each episode
+MOST_DECISIONS = 2000  # evenly spaced in each episode, of which each has at least one
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def held_out_errors(policy: BatchPlanner, chosen: Selection, bounds: ActionBound
     _, std, _, _ = moments(part.actions for part in chosen.episodes.chunks())
     if not std.any():
         raise ValueError("all recorded actions are the same, so there is nothing to imitate: check how they are recorded")
-    spacing = max(1, int(chosen.lengths.sum()) // MOST_DECISIONS)
+    spacing = -(-int(chosen.lengths.sum()) // MOST_DECISIONS)
     errors, hold_errors, seconds, decisions, latencies = [], [], [], 0, None
     for part in chosen.chunks():
         for first, end in zip(part.offsets[:-1], part.offsets[1:], strict=True):

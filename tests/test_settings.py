@@ -295,3 +295,22 @@ def test_the_environment_sets_runtime_and_never_params(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, "3")
     assert (Runtime().device, Runtime().tracking_uri) == ("cuda:1", "http://localhost:1")
     assert load_params(ROOT / "params.yaml", "hopper-medium-replay") == before
+
+
+def test_without_rewards_there_is_none_to_replace(params_yaml_with: Callable[..., Path]) -> None:
+    """The suite's default is a penalty."""
+    imitated = {"fetch": {"path": "mine.hdf5", "max_episode_steps": 5, "reward": "none"}}
+    path = params_yaml_with(datasets={"hopper-mine": imitated})
+    with pytest.raises(ValueError, match=r"train_vqvae\.windows\.termination_penalty replaces a reward.*set it to null"):
+        load_params(path, "hopper-mine")
+    path = params_yaml_with(datasets={"hopper-mine": imitated | {"train_vqvae": {"windows": {"termination_penalty": None}}}})
+    assert load_params(path, "hopper-mine").fetch.reward == "none"
+
+
+def test_returns_are_not_weighed_where_plans_are_chosen_by_likelihood(params_yaml_with: Callable[..., Path]) -> None:
+    planner = {"search": "critic_weighted", "objective": "likelihood"}
+    path = params_yaml_with(datasets={"mine": {"evaluate": {"planner": planner}}})
+    with pytest.raises(
+        ValueError, match="critic_weighted needs returns, but plans are chosen by likelihood alone: use prior_mean"
+    ):
+        load_params(path, "mine")

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import copy_project, metrics, run, tiny_tree
+from conftest import copy_project, custom_dataset, metrics, run, tiny_tree
 from mlflow import MlflowClient
+from stage_files import validation
 
+from pipelines.stages.evaluate import with_objective
+from pipelines.stages.params import EvaluateStage
 from tap.data.episodes import Episodes
 from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.settings import Params
 
 pytestmark = pytest.mark.xdist_group("imitation")  # one finished project for all
 
@@ -51,6 +55,20 @@ def test_actions_are_evaluated_on_the_held_out_episode(imitated: Path) -> None:
         assert not {"returns", "behaviour", "environment", "search_value_mean"} & each.keys()
     assert len(tap["error_ahead"]) == len(tap["rmse"]) == STEPS
     assert tap["planner"]["objective"] == ablated["planner"]["objective"] == "likelihood"
+
+
+def test_a_search_that_weighs_returns_is_refused_without_rewards(tiny_params: Params) -> None:
+    weighted = tiny_params.evaluate.planner.model_copy(update={"search": "critic_weighted"})
+    stage = EvaluateStage(
+        scale="cpu",
+        info=custom_dataset("arms", "Hopper-v4", 100),
+        fetch=tiny_params.fetch,
+        params=tiny_params.evaluate.model_copy(update={"planner": weighted}),
+        trains=False,
+    )
+    assert with_objective(stage, validation()) is stage
+    with pytest.raises(ValueError, match=r"arms has no rewards, .*critic_weighted to weigh: use prior_mean"):
+        with_objective(stage, validation(has_rewards=False))
 
 
 def test_the_critic_is_not_trained_for_nothing(imitated: Path) -> None:

@@ -102,9 +102,7 @@ def _warnings(report: dict[str, Any], recording: Recording) -> list[str]:
         clip += ": fetch.clip_actions would clip them"
     rounded, contradicted = report["rounded_observation_dims"], _contradicted(recording.table)
     candidates = {
-        "it has no environment: policies are evaluated by their actions in held-out episodes, not by acting": (
-            info.environment is None
-        ),
+        "it has no environment: policies are evaluated on held-out episodes, not in a simulator": info.environment is None,
         "it has no rewards: its behaviour is imitated, good or bad, and all rewards are stored as 0": (
             not recording.table.facts.has_rewards
         ),

@@ -125,7 +125,9 @@ def test_every_source_of_data_has_words(source: str) -> None:
 def test_a_card_of_held_out_actions(has_rewards: bool) -> None:
     text = model_card(
         "tap-arms",
-        HeldOutEvaluation.model_validate(held_out_json(versions=EVALUATION["versions"], has_rewards=has_rewards)),
+        HeldOutEvaluation.model_validate(
+            held_out_json(**{key: EVALUATION[key] for key in ("versions", "planner")}, has_rewards=has_rewards)
+        ),
         ValidationReport.model_validate(VALIDATION | {"has_rewards": has_rewards}),
         latency_budget_ms=200.0,
         git_dirty=False,

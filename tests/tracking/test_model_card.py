@@ -134,7 +134,7 @@ def test_a_card_of_held_out_actions(has_rewards: bool) -> None:
     )
     assert "| 0 | 0.200 ± 0.058 | 0.400 | 3 |" in text and "| training seed | action error |" in text
     assert "no simulator" in text and "It has not acted anywhere, in simulation or on a real machine." in text
-    assert ("imitation, no rewards" in text) != has_rewards and ("- returns: 10.0 to 2000.0" in text) == has_rewards
+    assert ("- returns: imitation, no rewards" in text) != has_rewards
     blocks = [block.split("\n") for block in text.partition("```")[0].split("\n\n")]
     assert all(len(block) == 1 or all(line.startswith(("- ", "| ")) for line in block) for block in blocks)
 

@@ -122,6 +122,6 @@ def test_the_policy_of_the_least_error_is_promoted_and_clips_its_actions(imitate
     tags, card, actions = json.loads(run(imitated, sys.executable, "-c", script).stdout.splitlines()[-1])
     assert tags["method"] == min(errors, key=errors.__getitem__) and tags["score_metric"] == "action_error"
     assert tags["held_out"] == "True" and not {"returns", "environment"} & tags.keys() and "return" not in tags["validation"]
-    assert "imitation, no rewards" in card and "hold the last action" in card and "simulator: " not in card
+    assert "imitation, no rewards" in card and "hold the last action" in card and "- simulator:" not in card
     highest = np.max(actions, axis=0)
     assert highest[0] <= 0 and highest[2] <= 0.5

@@ -405,8 +405,7 @@ class PlannerParams(Section):
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
     actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
-    # What a plan is chosen by: "likelihood" is under the prior alone. Without rewards, the stages set it.
-    objective: Annotated[Literal["return", "likelihood"], Field(exclude_if=lambda value: value == "return")] = "return"
+    objective: Unset[Literal["likelihood"]] = None  # of a plan, alone; else its return, too. Without rewards, the stages set it
 
     @model_validator(mode="after")
     def critic_values_returns(self) -> Self:

@@ -98,7 +98,7 @@ def diagnose(policy: Policy, info: DatasetInfo, params: EvaluateParams, seed: in
 def with_all_models(params: EvaluateParams) -> EvaluateParams:
     """A planner that uses critic and actor, so that both are checked whether or not the policy's does; without rewards, the
     actor alone."""
-    search = "critic_weighted" if params.planner.objective == "return" else "prior_mean"
+    search = "critic_weighted" if params.planner.objective is None else "prior_mean"
     planner = params.planner.model_copy(update={"search": search, "actor": True})
     return params.model_copy(update={"planner": planner})
 

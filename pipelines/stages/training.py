@@ -32,6 +32,7 @@ SPEED = "updates_per_second"  # depends on the machine, so it is not part of the
 # The code that determines weights and curves, as prefixes of module names; dvc.yaml lists the same code as dependencies.
 DECISIVE_CODE = (
     "pipelines.stages.train",
+    "pipelines.stages.actor_critic",
     "tap.averaging",
     "tap.cuda_graph",
     "tap.data.chunks",

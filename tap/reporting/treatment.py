@@ -37,6 +37,8 @@ def _observations(profile: Profile, params: Params) -> str:
 def _actions(validation: ValidationReport, params: Params) -> str:
     bounds, out = validation.action_bounds, validation.actions_out_of_range
     then = "Then normalised like observations." if params.train_vqvae.windows.normalize else "Not normalised."
+    if bounds == "none":
+        return f"Kept as recorded: they have no bounds. {then}"
     if not out:
         return f"All lie within {bounds}. {then}"
     if params.fetch.clip_actions:

@@ -176,6 +176,22 @@ def test_training_is_described_by_the_datasets_params(page_of: Callable[..., Pag
         assert sentence in words
 
 
+def test_without_rewards_no_returns_are_described(page_of: Callable[..., Page]) -> None:
+    columns = faultless()
+    del columns["rewards"]
+    page = page_of(columns, fetch={"reward": "none", "action_low": [None, None], "action_high": [None, None]})
+    for sentence in (
+        "return imitation, no rewards length",
+        "rewards None: the data is imitated, plans are chosen by their likelihood alone, and no returns are reported.",
+        "All windows are drawn alike.",
+        "actions Kept as recorded: they have no bounds. Then normalised like observations.",
+        "it has no rewards: its behaviour is imitated, good or bad",
+    ):
+        assert sentence in page.words
+    assert not any(word in page.words for word in ("Returns", "episode return", "Reward", "effective_share", "All rewards are"))
+    assert FAULTLESS in page.words
+
+
 def test_the_page_fetches_nothing_and_is_well_formed(page_of: Callable[..., Page], tmp_path: Path) -> None:
     page = page_of(faultless())
     assert page.fetched == [] and page.open == []

@@ -284,6 +284,7 @@ class Evaluation(Provenance):
     model_digest: Absent[str] = None  # of all files of the logged model; absent where none was logged
 
 
+IMITATION = "imitation, no rewards"  # where returns would stand, of a dataset without rewards
 ACTION_ERROR = "action_error"  # a score metric, of which less is better
 
 

@@ -48,7 +48,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
         "diagnose",
         name=f"diagnose {key}",
         params=resolved.params.model_dump(mode="json"),
-        tags=tags_of(facts, run_ids(trained_by(checked), key)),
+        tags=tags_of(facts, run_ids(trained_by(checked), key), validation.has_rewards),
         runtime=runtime,
     ) as tracked:
         if resolved.info.environment and validation.has_rewards:

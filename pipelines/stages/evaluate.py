@@ -64,7 +64,7 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
     models = name if resolved.trains else instance_key(dataset, seed)
     policy = load_policy(models, params, runtime)
     runs, facts = run_ids(trained_by(policy), models), provenance(resolved, validation, seed)
-    tags = tags_of(facts, runs) | ({"ablation": ablation} if ablation else {})
+    tags = tags_of(facts, runs, validation.has_rewards) | ({"ablation": ablation} if ablation else {})
     with tracking.start_run(
         stage, name=f"{stage} {name}", params=params.model_dump(mode="json"), tags=tags, runtime=runtime
     ) as tracked:

@@ -19,6 +19,7 @@ from tap.evaluation.held_out import held_out_errors
 from tap.evaluation.rollout import BatchPlanner
 from tap.planning.plan import Remembering
 from tap.results import (
+    IMITATION,
     AnyEvaluation,
     Behaviour,
     Evaluation,
@@ -68,9 +69,10 @@ def provenance(resolved: EvaluateStage | MethodsStage, validation: ValidationRep
     )
 
 
-def tags_of(facts: Provenance, runs: dict[str, str | None]) -> dict[str, object]:
+def tags_of(facts: Provenance, runs: dict[str, str | None], has_rewards: bool) -> dict[str, object]:
     """The tags of a run about a trained policy: its provenance, and the runs that trained it by their stages."""
     tags = facts.model_dump(include={"dataset", "source", "scale", "environment", "seed"})
+    tags |= {} if has_rewards else {"rewards": IMITATION}
     return tags | {"dataset_digest": facts.digest} | {f"run_{stage}": key for stage, key in runs.items()}
 
 
@@ -164,6 +166,7 @@ def register(
     tags |= {
         "git_dirty": git_dirty,
         MODEL_DIGEST: model_digest,
+        **({} if validation.has_rewards else {"rewards": IMITATION}),
         "dataset_digest": evaluation.digest,
         "validation": json.dumps(facts),
         "score": float(np.mean(evaluation.scores)),

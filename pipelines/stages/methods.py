@@ -55,7 +55,7 @@ def run(dataset: Dataset, seed: Seed, method: Method) -> None:
         "methods",
         name=f"methods {name}",
         params=params.model_dump(mode="json"),
-        tags=tags_of(facts, runs) | {"method": method},
+        tags=tags_of(facts, runs, validation.has_rewards) | {"method": method},
         runtime=runtime,
     ) as tracked:
         trained = policy.params.model_dump(mode="json")

@@ -22,7 +22,7 @@ from tap.device import choose_device
 from tap.distributed import process_group, rank
 from tap.files import read_json, sha256, write_atomically, write_json
 from tap.model.transformer import compile_blocks
-from tap.results import TrainingMetrics, ValidationReport, instance_key, lineage_path, metrics_path, weights_folder
+from tap.results import IMITATION, TrainingMetrics, ValidationReport, instance_key, lineage_path, metrics_path, weights_folder
 from tap.settings import FitParams, Runtime
 from tap.tracking import run as tracking
 from tap.training import History, LossFunction, Values, checkpoint_folder, fit
@@ -187,6 +187,7 @@ def training_job(
                 "dataset_digest": validation.digest,
                 "source": validation.source,
             }
+            | ({} if validation.has_rewards else {"rewards": IMITATION})
             | ({"ablation": ablation} if ablation else {})
             | ({"method": name.removeprefix("train_")} if isinstance(stage, TrainMethodStage) else {}),
             runtime=runtime,

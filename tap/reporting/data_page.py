@@ -10,12 +10,11 @@ from tap.data.profile import JUDGED_EPISODES, SAMPLED, DimensionStatistics, Prof
 from tap.files import write_atomically
 from tap.reporting.data_figures import dimension_figure, episodes_figure
 from tap.reporting.findings import findings, numbers
-from tap.reporting.held_out import IMITATION
 from tap.reporting.page import template
 from tap.reporting.pictures import Picture
 from tap.reporting.rows import SOURCES
 from tap.reporting.treatment import treatment
-from tap.results import ValidationReport
+from tap.results import IMITATION, ValidationReport
 from tap.settings import Params
 
 KINDS = ("saturated", "jumping", "drifting", "discrete")

@@ -13,11 +13,10 @@ from tap.estimates import Estimate
 from tap.methods.catalog import CATALOG
 from tap.reporting.rows import SOURCES
 from tap.reporting.tables import NOTHING, Line, Table
-from tap.results import AnyEvaluation, HeldOutEvaluation, ValidationReport
+from tap.results import IMITATION, AnyEvaluation, HeldOutEvaluation, ValidationReport
 
 HOLD = "hold the last action"
 SHOWN_STEPS = 4  # columns of steps ahead, if plans are longer: a decision's own, the last, and some between
-IMITATION = "imitation, no rewards"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from tap.methods.catalog import CATALOG
 from tap.reporting.checks import offline_checks_table
 from tap.reporting.experiments import experiment_pictures
 from tap.reporting.held_out import (
-    IMITATION,
     HeldOutRow,
     dimensions_table,
     held_out_rows,
@@ -36,7 +35,7 @@ from tap.reporting.tables import (
     protocol_table,
     sampled_plans_table,
 )
-from tap.results import AnyEvaluation, Diagnosis, TrainingMetrics, ValidationReport
+from tap.results import IMITATION, AnyEvaluation, Diagnosis, TrainingMetrics, ValidationReport
 from tap.settings import METHODS
 
 

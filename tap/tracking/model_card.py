@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from tap.estimates import Estimate
 from tap.methods.catalog import CATALOG
-from tap.results import AnyEvaluation, Evaluation, HeldOutEvaluation, ValidationReport
+from tap.results import IMITATION, AnyEvaluation, Evaluation, HeldOutEvaluation, ValidationReport
 
 DATA = {
     "d4rl": "D4RL's original file",
@@ -22,7 +22,7 @@ METRICS = {
 }
 CHANGES: dict[bool | str, str] = {True: ", with uncommitted changes", False: "", "unknown": ""}  # of an unknown commit
 SHOWN_WARNINGS = 3  # MLflow limits a description to 5,000 characters
-NO_REWARDS = "imitation, no rewards: the data's own episodes have no returns"
+NO_REWARDS = f"{IMITATION}: the data's own episodes have no returns"
 PROMOTION = "\n## Promotion\n"
 
 

@@ -100,7 +100,7 @@ def test_runs_carry_the_errors(imitated: Path) -> None:
     (tap,) = metrics(imitated).values()
     (found,) = client.search_runs(["1"], "tags.dvc_stage = 'evaluate@arms-3'")
     assert found.data.metrics["action_error"] == pytest.approx(tap["action_error"])
-    assert "return_mean" not in found.data.metrics
+    assert "return_mean" not in found.data.metrics and found.data.tags["rewards"] == "imitation, no rewards"
     history = client.get_metric_history(found.info.run_id, "error_ahead")
     assert [each.value for each in sorted(history, key=lambda each: each.step)] == pytest.approx(tap["error_ahead"])
 

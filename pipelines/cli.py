@@ -248,17 +248,15 @@ def export(
             show_default=False,
         ),
     ],
-    folder: Annotated[
-        Path, typer.Argument(help="The folder to write, which must not exist.", metavar="DIR", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", metavar="DIR", show_default=False)],
 ) -> None:
     """Write a policy as a folder that runs without this project: for Python without torch, and for C++.
 
-    The folder has model.onnx with run.py, which needs onnxruntime and numpy; model.pt2 with cpp/act.cpp, which needs libtorch; what
-    the policy is in policy.json; and a README. Normalisation, search and clipping to the bounds of the actions are inside.
+    The folder has model.onnx with run.py, which needs onnxruntime and numpy; model.pt2 with cpp/act.cpp, which needs libtorch;
+    policy.json with what the policy is; and a README. Normalisation, search and clipping to the actions' bounds are inside.
 
-    Both models are compared with the policy at 256 states of its data. The folder appears only if they act alike: the same codes
-    for 99.9 %, actions within 1e-4.
+    Both models are compared with the policy at 256 states of its data. The folder appears only if they act alike: at least
+    99.9 % of codes are the same where rounding does not decide, and actions within 1e-4.
 
     Needs the extra `export` and g++. It takes a minute or two: docs/export.md describes all files, and how to run them.
 

@@ -1,9 +1,9 @@
 """An exported folder against the policy that it was made from, at states of its data.
 
-A search keeps the best of many plans, some of which float32 cannot tell apart: at a score of -5,800 it has steps of 0.0005. Which
-of them it keeps, and which code it samples at the border of two, depends on the library and the processor, and so may the whole
-plan. So codes are compared where rounding does not decide: where the policy finds the same ones with scores and noise moved as
-rounding moves them.
+A search keeps the best of many plans, some of which float32 cannot tell apart: a score of -5,800 has steps of 0.0005. Which
+it keeps, and which code it samples at the border of two, depends on library and processor, and so may the whole plan. So codes
+are compared where rounding does not decide: where the policy finds the same ones with scores and noise moved as rounding moves
+them.
 
 Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
 """
@@ -22,7 +22,7 @@ from tap.model.vqvae import Decoded
 from tap.planning.planner import MAX_BATCH_STATES, Planner
 from tap.planning.policy import Policy
 from tap.results import Record
-from tap.serving.policy import ActingPolicy, row_generators
+from tap.serving.policy import row_generators
 
 MOVES = 4  # searches with moved scores and noise
 MOVED_NOISE = 1e-6  # at most; errors of cumulative probabilities are about 1e-7
@@ -63,7 +63,7 @@ class MovedPlanner(Planner):
 
     def codes(self, states_NO: Tensor, noise_NS: Tensor) -> np.ndarray:
         """The codes (N, M) of each state's best plan."""
-        batches = zip(states_NO.split(MAX_BATCH_STATES), noise_NS.split(MAX_BATCH_STATES), strict=True)
+        batches = zip(torch.split(states_NO, MAX_BATCH_STATES), torch.split(noise_NS, MAX_BATCH_STATES), strict=True)
         return torch.cat([self.solve(*batch, best=True)[4] for batch in batches]).numpy()
 
 
@@ -99,9 +99,9 @@ class Check(Record):
 
 
 @torch.no_grad()
-def expect(policy: ActingPolicy, decision: Decision, states_NO: np.ndarray) -> Expected:
-    """What `policy` does at raw float32 states (N, O)."""
-    seeds = range(len(states_NO))
+def expect(decision: Decision, states_NO: np.ndarray) -> Expected:
+    """What the policy of `decision` does at raw float32 states (N, O)."""
+    policy, seeds = decision.policy, range(len(states_NO))
     plan = policy.plan(states_NO, [_generators(seed)[0] for seed in seeds])
     noise_NS = torch.stack([torch.rand(decision.noise_size, generator=_generators(seed)[0]) for seed in seeds])
     codes_NM, decided_N = getattr(plan, "codes", None), np.ones(len(states_NO), bool)
@@ -140,8 +140,8 @@ def _compare(name: str, found: dict[str, np.ndarray], expected: Expected, scale_
     if (codes is not None and not codes >= LEAST_SAME_CODES) or not difference <= TOLERANCE:  # so that NaN fails
         of_codes = "" if codes is None else f"{codes:.2%} of its codes are the same, and "
         raise ValueError(
-            f"{name} does not act as the policy ({of_codes}actions differ by up to {difference:.2g} of their scale), so nothing "
-            "was exported: install the versions of constraints.txt, and export again"
+            f"{name} does not act as the policy ({of_codes}actions differ by up to {difference:.2g} of their scale), so "
+            "nothing was exported: install the versions of constraints.txt, and export again"
         )
     return Compared(same_codes=codes, same_codes_at_all_states=of_all, action_difference=difference)
 
@@ -156,7 +156,7 @@ def _run_onnx(folder: Path, states_NO: np.ndarray) -> dict[str, np.ndarray]:
 def _run_package(folder: Path, decision: Decision, expected: Expected) -> dict[str, np.ndarray]:
     package = torch._inductor.aoti_load_package(str(folder / "model.pt2"))
     inputs = [torch.from_numpy(expected.states_NO), *([expected.noise_NS] if decision.noise_size else [])]
-    rows = [package(*row) for row in zip(*(each.split(1) for each in inputs), strict=True)]
+    rows = [package(*row) for row in zip(*(torch.split(each, 1) for each in inputs), strict=True)]
     return dict(zip(decision.outputs, _joined(rows), strict=True))
 
 

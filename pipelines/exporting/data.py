@@ -48,9 +48,7 @@ def data_facts(dataset: str, digest: str, normalizer: Normalizer, layout: Layout
     columns = layout.observation
     assert normalizer.min is not None and normalizer.max is not None
     states = rng.uniform(normalizer.min[columns], normalizer.max[columns], (STATES, layout.observation_dim))
-    words = (
-        f"the range of each dimension of the data: {folder} has no episodes of {dataset} with the digest of the training data"
-    )
+    words = f"the range of each dimension of the data, because {folder} does not hold the episodes that it was trained on"
     return DataFacts(states.astype(np.float32), words, no_bounds(layout.action_dim))
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tap.data.action_bounds import ActionBounds
+from tap.methods.policy import MethodPolicy
 from tap.methods.reactive import ReactivePolicy
 from tap.planning.policy import Policy
-from tap.serving.policy import ActingPolicy
 
 
 class Decision(nn.Module):
@@ -21,9 +21,9 @@ class Decision(nn.Module):
     low_A: Tensor
     high_A: Tensor
 
-    def __init__(self, observation_dim: int, noise_size: int, bounds: ActionBounds) -> None:
+    def __init__(self, policy: Policy | ReactivePolicy, noise_size: int, bounds: ActionBounds) -> None:
         super().__init__()
-        self.observation_dim, self.noise_size = observation_dim, noise_size
+        self.policy, self.noise_size = policy, noise_size
         for name, bound in zip(("low_A", "high_A"), bounds, strict=True):
             self.register_buffer(name, torch.from_numpy(bound))
 
@@ -33,7 +33,7 @@ class Decision(nn.Module):
 
     def inputs(self) -> dict[str, Tensor]:
         """An input of each name for one state: zeros of the shapes (1, O), and (1, S) if decisions are random."""
-        sizes = {"observation": self.observation_dim, "noise": self.noise_size}
+        sizes = {"observation": self.policy.observation_dim, "noise": self.noise_size}
         return {name: torch.zeros(1, size) for name, size in sizes.items() if size}
 
 
@@ -44,10 +44,10 @@ class PlannedDecision(Decision):
 
     def __init__(self, policy: Policy, bounds: ActionBounds) -> None:
         planner = policy.planner
-        super().__init__(policy.observation_dim, planner.noise([torch.Generator()]).shape[1], bounds)
+        super().__init__(policy, planner.noise([torch.Generator()]).shape[1], bounds)
         self.planner = planner
         models = (planner.vqvae, planner.prior, planner.critic, planner.actor)
-        self.models = nn.ModuleList(model for model in models if model is not None)
+        self.models = nn.ModuleList(model for model in models if model)  # so that their weights are the module's
 
     def forward(self, observation_NO: Tensor, noise_NS: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N, H, A), codes (N, M) and predicted return (N,) of each state's best plan. Noise is uniform in [0, 1)."""
@@ -62,20 +62,20 @@ class ReactiveDecision(Decision):
     outputs = ("actions",)
 
     def __init__(self, policy: ReactivePolicy, bounds: ActionBounds) -> None:
-        super().__init__(policy.observation_dim, 0, bounds)
-        self.policy = policy
+        super().__init__(policy, 0, bounds)
+        self.decide = policy.decide
 
     def forward(self, observation_NO: Tensor) -> tuple[Tensor]:
         """Actions (N, 1, A)."""
-        return (self.clip(self.policy.decide(observation_NO)[:, None]),)
+        return (self.clip(self.decide(observation_NO)[:, None]),)
 
 
-def decision_of(policy: ActingPolicy, method: str, bounds: ActionBounds) -> Decision:
+def decision_of(policy: Policy | MethodPolicy, method: str, bounds: ActionBounds) -> Decision:
     """The decision of a policy on the CPU. Raises ValueError if that of its method is not one graph."""
     match policy:
         case Policy():
             return PlannedDecision(policy, bounds)
-        case ReactivePolicy():
+        case ReactivePolicy() if type(policy).plan is ReactivePolicy.plan:  # not of the Trajectory Transformer, which searches
             return ReactiveDecision(policy, bounds)
     raise ValueError(
         f"{method} cannot be exported: each of its decisions depends on earlier steps, or is a search of many passes; serve it "

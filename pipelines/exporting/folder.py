@@ -40,7 +40,7 @@ def write_folder(policy: Policy | MethodPolicy, facts: dict[str, Any], data: Dat
         program = trace(decision)
         write_onnx(program, decision, built / "model.onnx")
         write_package(program, built / "model.pt2")
-        expected = expect(policy, decision, data.states_NO)
+        expected = expect(decision, data.states_NO)
         described = facts | _description(policy, decision, data, built)
         write_json(built / "policy.json", described)  # which the runner reads
         write_json(built / "sample.json", expected.sample())

@@ -46,7 +46,7 @@ def write_onnx(program: ExportedProgram, decision: Decision, path: Path) -> None
             opset_version=OPSET,
             dynamo=True,
             external_data=False,
-            custom_translation_table={torch.ops.aten.searchsorted.Tensor: _searchsorted()},
+            custom_translation_table=_translations(),
             verbose=False,
         )
 
@@ -57,8 +57,8 @@ def write_package(program: ExportedProgram, path: Path) -> None:
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
-def _searchsorted() -> Any:
-    """aten::searchsorted in operators of ONNX, which has none for it; onnxscript is imported here because it is an extra's."""
+def _translations() -> dict[Any, Any]:
+    """Operations that torch's exporter does not know, in operators of ONNX; onnxscript is imported here, as an extra's."""
     from onnxscript import INT64
     from onnxscript import opset20 as op
 
@@ -67,7 +67,10 @@ def _searchsorted() -> Any:
         below = op.LessOrEqual(op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1]))
         return op.ReduceSum(op.Cast(below, to=INT64.dtype), [-1], keepdims=0)
 
-    return searchsorted
+    def prod(inp: Any, dims: Any) -> Any:
+        return op.ReduceProd(inp, list(dims), keepdims=0)
+
+    return {torch.ops.aten.searchsorted.Tensor: searchsorted, torch.ops.prims.prod.default: prod}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Acts with model.onnx. `python run.py` compares the action at the observation of sample.json with the expected one.
 
-Needs Python 3.9 or later, numpy, and onnxruntime 1.17 or later: neither torch nor the project that trained the policy.
+Needs Python 3.10 or later, numpy, and onnxruntime 1.17 or later: neither torch nor the project that trained the policy.
 
     policy = Policy()
     actions = policy.act(observations, seed)    # (N, O) -> (N, A), in the environment's units
@@ -46,7 +46,7 @@ class Policy:
             if size:
                 inputs["noise"] = noise(generator_seed(seed, row), size)[None]
             plans.append(self._session.run(None, inputs))
-        return {name: np.concatenate(parts) for name, parts in zip(self._outputs, zip(*plans))}
+        return {name: np.concatenate(parts) for name, parts in zip(self._outputs, zip(*plans, strict=True), strict=True)}
 
     def act(self, observations: np.ndarray, seed: int = 0) -> np.ndarray:
         """The first action (N, A) of each plan; as `plan`."""

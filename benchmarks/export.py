@@ -5,8 +5,8 @@ cloning. Each is exported into a temporary folder; then policy, ONNX (by the fol
 the package for C++ (by torch in Python, noise included) decide in turn, after one decision each to warm up.
 
 "onnx" and "package" say how many times as fast as the policy they are, by medians over rounds of the time on the clock;
-"onnx_processor" and "package_processor" of processor time, which other work on the machine changes less. "p99_to_median" is that
-of ONNX. --quick measures the default planner alone.
+"onnx_processor" and "package_processor" of processor time, which other work on the machine changes less. "p99_to_median" is
+that of ONNX. --quick measures the default planner alone.
 """
 
 import runpy

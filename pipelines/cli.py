@@ -258,8 +258,7 @@ def export(
     Both models are compared with the policy at 256 states of its data. The folder appears only if they act alike: at least
     99.9 % of codes are the same where rounding does not decide, and actions within 1e-4.
 
-    Needs the extra `export` and g++. At `cpu` scale it takes a minute or two: docs/export.md describes all files, and how to run
-    them.
+    Needs the extra `export` and g++, and at `cpu` scale a minute or two. docs/export.md describes the files and their use.
 
     Example: `tap export hopper-medium-replay@champion robot`, then `python robot/run.py`
     """

@@ -42,6 +42,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv .venv || { rm -rf .venv; \
 		echo "$(PYTHON) cannot make virtual environments: install python3-venv (Debian, Ubuntu), or make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,team,offline-rl,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[pipeline,robotics,d4rl,collect,team,offline-rl,export,dev]'
 	$(BIN)/python -m scripts.plots_template
 	@touch $@

@@ -36,6 +36,7 @@ app = App(
     tap models                     # the registered policies
     tap promote ID --rollback      # back to the previous champion
     tap serve ID                   # the champion over HTTP
+    tap export ID@champion DIR     # the champion as a folder that runs without this project
     tap sync                       # deliver the runs that MLflow missed
     tap ui                         # serve MLflow's and Prefect's pages
     tap worker cpu                 # on each machine of a team
@@ -238,6 +239,39 @@ def serve(
 
     name, _, alias = policy.partition("@")
     serve_policy(model_name(name), alias or "champion", host, port, token_file, Runtime().tracking_uri)
+
+
+@app.command()
+def export(
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset or registered model, with an alias or the number of a version if not champion.",
+            metavar="NAME[@ALIAS]",
+            show_default=False,
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", metavar="DIR", show_default=False)],
+) -> None:
+    """Write a policy as a folder that runs without this project: for Python without torch, and for C++.
+
+    The folder has model.onnx with run.py, which needs onnxruntime and numpy; model.pt2 with cpp/act.cpp, which needs libtorch;
+    policy.json with what the policy is; and a README. Normalisation, search and clipping to the actions' bounds are inside.
+
+    Both models are compared with the policy at 256 states of its data. The folder appears only if they act alike: at least
+    99.9 % of codes are the same where rounding does not decide, and actions within 1e-4.
+
+    Needs the extra `export` and g++, and at `cpu` scale a minute or two. docs/export.md describes the files and their use.
+
+    Example: `tap export hopper-medium-replay@champion robot`, then `python robot/run.py`
+    """
+    from pipelines.exporting.export import export as export_policy
+    from tap.settings import Runtime
+    from tap.tracking.registry import model_name
+
+    name, _, alias = policy.partition("@")
+    checked = export_policy(model_name(name), alias or "champion", folder, Runtime().tracking_uri)
+    print(f"{folder}: {checked}")
 
 
 @app.command()

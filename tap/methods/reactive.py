@@ -23,8 +23,12 @@ class ReactivePolicy(MethodPolicy):
         """The action at each of N raw observations (N, O); `generators` are not used. Raises ValueError as `check` does."""
         self.check(observations)
         raw_NO = torch.as_tensor(observations, dtype=torch.float32, device=next(self.parameters()).device)
+        return Action(self.decide(raw_NO)[:, None].cpu().numpy())
+
+    def decide(self, raw_NO: Tensor) -> Tensor:
+        """The action (N, A) at each raw observation (N, O), in the environment's units."""
         normal_NA: Tensor = self(self.normalizer.normalize(raw_NO, self.layout.observation))
-        return Action(self.normalizer.denormalize(normal_NA, self.layout.action)[:, None].cpu().numpy())
+        return self.normalizer.denormalize(normal_NA, self.layout.action)
 
     def act(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> np.ndarray:
         """The action (N, A) at each observation; as `plan`."""

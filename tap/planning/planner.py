@@ -318,21 +318,21 @@ class Planner:
         return Plan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _run_batch(self, observations_NO: Tensor, noise: Tensor, best: bool) -> list[np.ndarray]:
-        """The fields of Plan. On a GPU, replays the CUDA graph of `_solve` for this number of states."""
+        """The fields of Plan. On a GPU, replays the CUDA graph of `solve` for this number of states."""
         if not observations_NO.is_cuda:
-            tensors = self._solve(observations_NO, noise, best)
+            tensors = self.solve(observations_NO, noise, best)
         else:
             key = len(noise), best
             if key not in self._graphs:
-                self._graphs[key] = Graphed(partial(self._solve, best=best), warm_up=1, memory=self._memory)
+                self._graphs[key] = Graphed(partial(self.solve, best=best), warm_up=1, memory=self._memory)
             tensors = self._graphs[key](observations_NO, noise.to(observations_NO.device))
         on_cpu = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         if observations_NO.is_cuda:
             torch.cuda.current_stream().synchronize()
         return [tensor.numpy() for tensor in on_cpu]
 
-    def _solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
-        """The fields of Plan, of the best candidate or of all."""
+    def solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
+        """The fields of Plan for raw states and their `noise`, of the best candidate or of all; each one batch."""
         N, layout = len(observations_NO), self.vqvae.layout
         state_NO = self.normalizer.normalize(observations_NO, layout.observation)
         if self.params.averages:

@@ -403,7 +403,7 @@ def test_a_mean_never_waits_for_a_value(tiny_policy: Policy, tiny_params: Params
         model.to("meta")
     policy.normalizer._tensors[torch.device("meta")] = (torch.empty(16, device="meta"), torch.empty(16, device="meta"))
     for best, plans in ((True, 2), (False, 2 * 8)):
-        fields = policy.planner._solve(torch.empty(2, 11, device="meta"), torch.empty(2, 0, device="meta"), best)
+        fields = policy.planner.solve(torch.empty(2, 11, device="meta"), torch.empty(2, 0, device="meta"), best)
         assert math.prod(fields[-1].shape) == plans
 
 

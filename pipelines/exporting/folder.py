@@ -1,0 +1,77 @@
+"""The folder of an exported policy: it appears whole, and only if it acts as the policy."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipelines.exporting.check import Check, check, expect
+from pipelines.exporting.data import DataFacts
+from pipelines.exporting.decision import Decision, decision_of
+from pipelines.exporting.formats import require_tools, trace, write_onnx, write_package
+from tap.data.windows import Layout
+from tap.files import sha256, write_atomically, write_json
+from tap.methods.policy import MethodPolicy
+from tap.planning.policy import Policy
+
+TEMPLATE = Path(__file__).parent / "template"
+FORMATS = ("model.onnx", "model.pt2")
+
+
+def write_folder(policy: Policy | MethodPolicy, facts: dict[str, Any], data: DataFacts, folder: Path) -> Check:
+    """Export a policy, on the CPU, into the new `folder`, with `facts` about where it comes from.
+
+    Raises ValueError if the folder exists, a tool is missing, the method cannot be exported, or the check fails; the folder
+    then is as it was.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists: name a folder that does not, or delete it")
+    require_tools()
+    decision = decision_of(policy, facts["method"], data.bounds).eval()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        built = Path(temporary) / folder.name
+        built.mkdir()
+        program = trace(decision)
+        write_onnx(program, decision, built / "model.onnx")
+        write_package(program, built / "model.pt2")
+        expected = expect(decision, data.states_NO)
+        described = facts | _description(policy, decision, data, built)
+        write_json(built / "policy.json", described)  # which the runner reads
+        write_json(built / "sample.json", expected.sample())
+        _write_programs(built, described)
+        std_A = policy.normalizer.std[Layout(policy.observation_dim, policy.action_dim).action]
+        checked = check(built, expected, decision, np.maximum(1, std_A), data.drawn_from)
+        write_json(built / "policy.json", described | {"check": checked.as_json()})
+        built.rename(folder)
+    return checked
+
+
+def _description(policy: Policy | MethodPolicy, decision: Decision, data: DataFacts, built: Path) -> dict[str, Any]:
+    """What policy.json says beside where the policy comes from."""
+    low, high = ([float(each) if np.isfinite(each) else None for each in bound] for bound in data.bounds)
+    return {
+        "observation": {"dim": policy.observation_dim, "names": data.observation_names},
+        "action": {"dim": policy.action_dim, "names": data.action_names, "low": low, "high": high},
+        "steps_per_second": data.fps,
+        "noise_size": decision.noise_size,
+        "planner": policy.params.model_dump(mode="json") if isinstance(policy, Policy) else None,
+        "files": {name: sha256(built / name) for name in FORMATS},
+        "versions": {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")},
+        "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def _write_programs(built: Path, described: dict[str, Any]) -> None:
+    """The runner, the example in C++ and README.md, with the facts in place of $names."""
+    facts = {key: described[key] for key in ("model", "version", "method", "dataset", "plan_every", "noise_size")}
+    facts |= {f"{key}_dim": described[key]["dim"] for key in ("observation", "action")}
+    for source in (file for file in TEMPLATE.rglob("*") if file.suffix in (".py", ".cpp", ".md")):
+        target = built / source.relative_to(TEMPLATE)
+        text = source.read_text()
+        write_atomically(target, text if source.suffix == ".py" else Template(text).substitute(facts))

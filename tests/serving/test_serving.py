@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -24,12 +25,13 @@ import requests
 import torch
 from conftest import ROOT, make_tiny_policy, random_episodes, tiny_tree
 from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModelContext
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
 from benchmarks.sizes import params_of
-from pipelines.serving.scoring import OneSentence
+from pipelines.serving.scoring import Invocations
 from pipelines.serving.serve import serve
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.windows import Layout, fit_normalizer
@@ -327,26 +329,38 @@ def test_the_documented_client_drives_an_environment(server: Server) -> None:
     assert int(found[2]) == step and float(found[1]) == pytest.approx(total, abs=0.5)
 
 
+class Failing:
+    """A model whose signature is that of the tiny policy, and whose `predict` fails or takes long."""
+
+    def __init__(self, error: Exception | None) -> None:
+        inputs = Schema([TensorSpec(np.dtype(np.float64), (-1, 1))])
+        outputs, params = Schema([TensorSpec(np.dtype(np.float32), (-1, 1))]), ParamSchema([ParamSpec("seed", DataType.long, 0)])
+        self.metadata = SimpleNamespace(signature=ModelSignature(inputs, outputs, params))
+        self.error = error
+
+    def predict(self, observations: np.ndarray, params: dict[str, Any]) -> np.ndarray:
+        if self.error:
+            raise self.error
+        time.sleep(0.5)
+        return observations
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "code", "sentence"),
+    ("error", "status", "code", "sentence"),
     [
-        (504, "Request processing time exceeded limit", "DEADLINE_EXCEEDED", "Request processing time exceeded limit."),
-        (
-            500,
-            json.dumps({"message": "Failed to predict data '[0\n 1]'. \nError: planning failed", "stack_trace": "Traceback"}),
-            "INTERNAL_ERROR",
-            "planning failed.",
-        ),
+        (None, 504, "DEADLINE_EXCEEDED", "The request took longer than 0.05 seconds; send fewer rows at a time."),
+        (MlflowException("planning failed", INTERNAL_ERROR), 500, "INTERNAL_ERROR", "planning failed."),
+        (MlflowException.invalid_parameter_value("no\nplan"), 400, "BAD_REQUEST", r"no\nplan."),
+        (KeyError("params"), 500, "INTERNAL_ERROR", "The model failed; see the server's log."),
     ],
 )
-def test_an_error_of_mlflows_becomes_one_sentence(status: int, body: str, code: str, sentence: str) -> None:
-    async def mlflow(scope: Scope, receive: Receive, send: Send) -> None:
-        half = len(body) // 2  # in two parts, as middleware sends it
-        await StreamingResponse(iter([body[:half], body[half:]]), status)(scope, receive, OneSentence(scope, receive, send))
+def test_a_failure_of_the_model_is_one_sentence(error: Exception | None, status: int, code: str, sentence: str) -> None:
+    app = Invocations(Failing(error), None)  # type: ignore[arg-type]
+    app.timeout = 0.05  # type: ignore[assignment]
 
     async def response() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(mlflow), base_url="http://server") as client:
-            return await client.get("/")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/invocations", json={"inputs": [[1.0]]})
 
     answer = asyncio.run(response())
     assert answer.status_code == status and answer.json()["message"] == sentence and answer.json()["error_code"] == code

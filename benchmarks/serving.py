@@ -67,7 +67,7 @@ def log_random_policy(folder: Path, params: Params) -> str:
     tags = {"dataset": "random", "seed": 0, "scale": "cpu", "dataset_digest": "none"}
     runtime = Runtime(outbox=folder / "outbox")
     with start_run("evaluate", name="benchmark", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim)
+        log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim, budget_ms=0.0)
         run.register("tap-random", {})
     return "models:/tap-random/1"
 

@@ -402,6 +402,7 @@ class PlannerParams(Section):
     likeliest_codes: PositiveInt  # of critic_weighted and prior_mean: of this many codes at a state they are the mean
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
     actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
+    budget_ms: Unset[PositiveFloat] = None  # the longest time to plan for a state: scores then depend on the machine's speed
 
     @property
     def averages(self) -> bool:

@@ -1,8 +1,8 @@
 """The server of a model: python -m pipelines.serving.scoring MODEL_URI HOST PORT [TOKEN_FILE].
 
-It is MLflow's scoring server, but for its answers to /invocations: there each request is compared with the model's signature,
-since MLflow ignores unknown fields and params, and responds to some mistakes with status 500 or a traceback. This module imports
-nothing of `tap`: a model contains the code that it was logged with.
+It is MLflow's scoring server, but for its answers to /invocations. There each request is compared with the model's signature,
+since MLflow ignores unknown fields and params, and responds to some mistakes with status 500 or a traceback. This module
+imports nothing of `tap`: a model contains the code that it was logged with.
 """
 
 import asyncio
@@ -33,12 +33,14 @@ from pipelines.serving.refusal import quoted, refusal
 MAX_ROWS = 256  # of a request
 BYTES_PER_NUMBER = 64  # as JSON, with white space
 HISTORY = "history"  # the param of a policy that remembers
+BUDGET = "budget_ms"  # the param of a policy that plans within a time, which it measures at first
 HISTORY_BYTES = 4 << 20  # for all histories of a request; one of 1,000 whole steps of Hopper has a third of a megabyte
 BODY_SECONDS = 10  # for the body of a request to arrive
 SHUTDOWN_SECONDS = 15  # to finish requests; `process.running` kills the server after 20
 OPEN_FILES = 10_240  # each connection is one; the usual limit of 1,024 leaves no reserve for connections that send nothing
 THREADS = 32  # concurrent requests; Python's default, the number of cores plus 4, makes small batches
 MAX_FLOAT32 = 3.4e38
+WARM_UP = 3  # decisions: TorchScript optimises a trace at its first ones
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +74,8 @@ def _lists(item: Any, least: int = 0, most: int | None = None) -> Any:
 class Invocations:
     """An ASGI application that answers POST /invocations, and passes other requests on to MLflow's scoring server.
 
-    MLflow's own answer is the same, but it parses each request again and runs it through FastAPI: 1.5 ms of processor time, as
-    much as a decision takes.
+    MLflow's own answer is the same, but it parses each request again and runs it through FastAPI: 0.8 ms more of processor
+    time, where a decision takes 1.6 ms.
     """
 
     def __init__(self, model: PyFuncModel, server: ASGIApp) -> None:
@@ -145,6 +147,14 @@ class Invocations:
         return answer.getvalue()
 
 
+def warm_up(model: PyFuncModel) -> None:
+    """Answer the model's example until answers no longer get faster, so that no client waits for the first ones."""
+    example = np.asarray(model.input_example)[:1]
+    timed = BUDGET in [spec.name for spec in model.metadata.signature.params.params]
+    for params in (*[{}] * WARM_UP, *([{BUDGET: 1.0}] if timed else [])):
+        model.predict(example, params=params)
+
+
 async def serve(model_uri: str, host: str, port: int, token: str | None) -> None:
     """Serve requests until SIGINT or SIGTERM, those with the token if there is one.
 
@@ -153,6 +163,7 @@ async def serve(model_uri: str, host: str, port: int, token: str | None) -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
     model = load_model(model_uri)
+    warm_up(model)
     app: ASGIApp = Invocations(model, scoring_server.init(model))
     if token:
         app = TokenRequired(app, token)

@@ -14,7 +14,7 @@ from tap.data.catalog import DatasetInfo
 from tap.data.episodes import Episodes
 from tap.data.score import normalized_score
 from tap.envs.make import require_environment, simulator, versions
-from tap.planning.plan import Remembering
+from tap.planning.plan import Remembering, Timed
 from tap.results import Behaviour, Evaluation, Lineage, Provenance, ValidationReport, lineage_path
 from tap.serving.policy import ActingPolicy, load_policy, row_generators
 from tap.tracking import run as tracking
@@ -111,7 +111,12 @@ def register(
         on_cpu = load_policy(Path(folder) / "policy", "cpu")
         example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
         model_digest = log_policy(
-            run, Path(folder) / "policy", example_observations, policy.action_dim, isinstance(policy, Remembering)
+            run,
+            Path(folder) / "policy",
+            example_observations,
+            policy.action_dim,
+            remembers=isinstance(policy, Remembering),
+            budget_ms=policy.budget_ms if isinstance(policy, Timed) else None,
         )
     git_dirty = tracking.git_state()[1]
     same = (

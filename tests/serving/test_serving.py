@@ -36,10 +36,11 @@ from pipelines.serving.serve import serve
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.methods.policy import Action
 from tap.planning.plan import Plan
 from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Policy
-from tap.serving.policy import ServedPolicy, SharedPolicy
+from tap.serving.policy import PlanRequest, ServedPolicy, SharedPolicy
 from tap.settings import Params, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import log_policy, open_registry
@@ -184,6 +185,47 @@ def test_the_size_of_a_batch_is_limited(tiny_policy: Policy) -> None:
     assert gate.batches == [1, 2 * (MAX_BATCH_STATES - 1), MAX_BATCH_STATES - 1]
 
 
+class Paced:
+    """A policy that takes all the time it is given, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.given = 0.0, []
+        self.budget_ms = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def check(self, observations: np.ndarray) -> None:
+        pass
+
+    def plan(self, observations: np.ndarray, generators: list[torch.Generator]) -> Action:
+        return Action(observations[:, None])
+
+    def plan_within(self, observations: np.ndarray, generators: list[torch.Generator], seconds: float) -> Action:
+        self.given.append((float(observations[0, 0]), seconds))
+        self.now += seconds
+        return Action(observations[:, None])
+
+
+def test_requests_with_a_budget_come_first_and_leave_the_others_theirs() -> None:
+    """None is late, though each takes all that it is given."""
+    paced = Paced()
+    shared = SharedPolicy(paced, paced.clock)  # type: ignore[arg-type]
+    states = [np.full((rows, 1), rows, float) for rows in (1, 2, 3, 4)]
+    requests = [
+        PlanRequest(state, generators(0, len(state)), None, end)
+        for state, end in zip(states, [9.0, 6.0, None, 12.0], strict=True)
+    ]
+    for waiting in requests:
+        shared._waiting.put(waiting)
+    shared._plan_waiting()
+    # The one that ends at 6 has 2 of 7 rows, that at 9 then 1 of 5, and that at 12 is the last.
+    first, second = 6 * 2 / 7, (9 - 6 * 2 / 7) / 5
+    assert paced.given == [(2.0, pytest.approx(first)), (1.0, pytest.approx(second)), (4.0, pytest.approx(12 - first - second))]
+    for waiting, state in zip(requests, states, strict=True):
+        np.testing.assert_array_equal(waiting.plan.result(timeout=0).actions[:, 0], state)
+
+
 class Server(NamedTuple):
     """`tap serve` of a champion with a tiny policy for Hopper."""
 
@@ -205,7 +247,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     runtime = Runtime(tracking_uri=uri, outbox=folder / ".tracking")
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", OBSERVATIONS, 3)
+        log_policy(run, folder / "policy", OBSERVATIONS, 3, budget_ms=0.0)
         run.register("tap-tiny", {"score": 1.5})
     with open_registry(uri) as registry:
         found = registry.version_of_run("tap-tiny", run.id)
@@ -256,6 +298,9 @@ def test_a_champion_over_http(server: Server) -> None:
     status, answer = post(server, {"inputs": OBSERVATIONS.tolist(), "params": {"details": True}})
     assert status == 200
     np.testing.assert_allclose([record["action"] for record in answer["predictions"]], server.example, rtol=1e-5)
+    for budget_ms, searched in ((60_000, "beam-4"), (1e-6, "prior")):
+        status, answer = post(server, {"inputs": [ROW], "params": {"details": True, "budget_ms": budget_ms}})
+        assert status == 200 and answer["predictions"][0]["searched"] == searched
 
 
 ROW = [0.0] * 11
@@ -270,10 +315,11 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [["1", *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
     ({"inputs": [[1e39, *ROW[1:]]]}, "inputs.0.0: Input should be less than or equal to 34"),
     ({"inputs": [ROW], "parms": {}}, "parms: Unknown field; the fields are inputs, params."),
-    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: Unknown field; the fields are seed, details."),
+    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: Unknown field; the fields are seed, details, budget_ms."),
     ({"inputs": [ROW], "params": {"seed": "a"}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"seed": 1.5}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"details": 1}}, "params.details: Input should be a valid boolean."),
+    ({"inputs": [ROW], "params": {"budget_ms": -1}}, "budget_ms is -1: send a time in milliseconds, or 0 for none."),
     ({"inputs": [ROW], "params": 1}, "params: Input should be an object."),
     ({}, "inputs: Field required."),
     ([ROW], "request: Input should be an object."),
@@ -334,7 +380,10 @@ class Failing:
 
     def __init__(self, error: Exception | None) -> None:
         inputs = Schema([TensorSpec(np.dtype(np.float64), (-1, 1))])
-        outputs, params = Schema([TensorSpec(np.dtype(np.float32), (-1, 1))]), ParamSchema([ParamSpec("seed", DataType.long, 0)])
+        outputs, params = (
+            Schema([TensorSpec(np.dtype(np.float32), (-1, 1))]),
+            ParamSchema([ParamSpec("seed", DataType.long, 0)]),
+        )
         self.metadata = SimpleNamespace(signature=ModelSignature(inputs, outputs, params))
         self.error = error
 

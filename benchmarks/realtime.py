@@ -1,9 +1,10 @@
 """Whether a robot's control loop is held at `cpu` scale, on one thread: decisions, and clients of `tap serve` over HTTP.
 
-Decisions of the default planner, of the beam search, of both operation by operation rather than as a trace (tap/traced.py), and
-of the plain planner (tap/planning/reference.py); in turn, so that their ratios hold on a machine that is shared. "times_as_fast"
-compares with the beam search operation by operation, which was the default before there were traces. "profile" is the share of
-a decision's time that each operation takes. "within" is what a budget of so many milliseconds finds, and how often it is kept.
+Decisions of a reflex, of the default planner, of the beam search, of both operation by operation rather than as a trace
+(tap/traced.py), and of the plain planner (tap/planning/reference.py); in turn, so that their ratios hold on a machine that is
+shared. "times_as_fast" compares with the beam search operation by operation, which was the default before there were traces.
+"profile" is the share of a decision's time that each operation takes. "within" is what a budget of so many milliseconds finds,
+and how often it is kept.
 """
 
 import importlib.util
@@ -18,6 +19,7 @@ from benchmarks.measure import Result, in_turn, main, profile, ratio
 from benchmarks.planning import generators
 from benchmarks.serving import missed_ticks, server
 from benchmarks.sizes import LAYOUTS, params_of, random_observations, random_policy
+from tap.methods.reflex import Reflex
 from tap.planning import reference
 from tap.planning.anytime import WARM_UP
 from tap.planning.policy import Policy
@@ -41,7 +43,9 @@ def benchmark(device: torch.device, quick: bool) -> Result:
     def by_operations(policy: Policy) -> None:
         policy.planner.solve(states, policy.planner.noise(generators(1)), best=True)
 
+    reflex = Reflex(params_of("hopper", "cpu").train_reflex, layout, beam.normalizer).eval()
     planners: dict[str, Callable[[], Any]] = {
+        "reflex": lambda: reflex.plan(observations, generators(1)),
         "default": lambda: default.plan(observations, generators(1)),
         "default_by_operations": lambda: by_operations(default),
         "beam": lambda: beam.plan(observations, generators(1)),

@@ -42,7 +42,7 @@ Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl", "lerobot", "minari", "ogbench"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
-Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo"]
+Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo", "reflex"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -204,7 +204,7 @@ class NetworkParams(Section):
 
 
 class TrainBcParams(Section):
-    """Behaviour cloning."""
+    """A network that imitates actions: the data's, or a planner's."""
 
     network: NetworkParams
     fit: FitParams
@@ -443,6 +443,7 @@ class Params(Section):
     train_tt_q: TrainTtQParams | None = None
     train_dt: TrainDtParams | None = None
     train_mopo: TrainMopoParams | None = None
+    train_reflex: TrainBcParams | None = None
 
     @model_validator(mode="after")
     def planner_fits_model(self) -> Self:
@@ -528,6 +529,7 @@ class ParamsFile(Section):
     train_tt_q: dict[str, Any] = {}
     train_dt: dict[str, Any] = {}
     train_mopo: dict[str, Any] = {}
+    train_reflex: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

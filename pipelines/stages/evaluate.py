@@ -16,12 +16,19 @@ from tap.envs.make import make_environment
 from tap.evaluation.rollout import rollout, summarize
 from tap.files import write_json
 from tap.planning.policy import Policy
-from tap.results import Evaluation, Provenance, TrainingMetrics, ValidationReport, instance_key, metrics_path, weights_folder
+from tap.results import (
+    TAP_MODELS,
+    Evaluation,
+    Provenance,
+    TrainingMetrics,
+    ValidationReport,
+    instance_key,
+    metrics_path,
+    weights_folder,
+)
 from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import model_name
-
-MODELS = ("train_vqvae", "train_prior", "train_critic", "train_actor")  # the stages that train them
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -77,14 +84,14 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior, critic, actor = (weights_folder(stage, key) for stage in MODELS)
+    vqvae, prior, critic, actor = (weights_folder(stage, key) for stage in TAP_MODELS)
     return Policy.join(vqvae, prior, critic, actor, params.planner, choose_device(runtime.device))
 
 
 def trained_by(policy: Policy) -> tuple[str, ...]:
     """The stages that trained the models which the policy uses."""
     used = {"train_critic": policy.critic is not None, "train_actor": policy.actor is not None}
-    return tuple(stage for stage in MODELS if used.get(stage, True))
+    return tuple(stage for stage in TAP_MODELS if used.get(stage, True))
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:

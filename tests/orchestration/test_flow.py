@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
 
 CHAIN = [
     *("params", "fetch@a", "train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "train_actor@a-0", "evaluate@a-0"),
-    *("train_methods@a-0-bc", "methods@a-0-bc", "diagnose@a-0", "ablations@a-0-no-search", "report"),
+    *("teacher@a-0", "train_methods@a-0-bc", "methods@a-0-bc", "diagnose@a-0", "ablations@a-0-no-search", "report"),
 ]
 
 

@@ -6,17 +6,18 @@ wherever a policy runs.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
 
 
 class _Sequence(nn.Module):
     """A function of tensors, and the models whose weights it reads."""
 
-    def __init__(self, function: Callable[..., Any], models: list[nn.Module]) -> None:
+    def __init__(self, function: Callable[..., Any], models: Sequence[nn.Module]) -> None:
         super().__init__()
         self.function, self.models = function, nn.ModuleList(models)
 
@@ -25,15 +26,15 @@ class _Sequence(nn.Module):
 
 
 @torch.no_grad()
-def traced(function: Callable[..., Any], models: list[nn.Module], *inputs: Tensor) -> Callable[..., Any]:
+def traced(function: Callable[..., Any], models: Sequence[nn.Module], *inputs: Tensor) -> Callable[..., Any]:
     """`function` as a trace for inputs of these shapes, in which the weights of `models` are constants.
 
     The function runs once, on `inputs`. It must not read their values, nor have an effect. It runs without gradients.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # shapes are constants, which is what is wanted
+        warnings.simplefilter("ignore", TracerWarning)  # shapes are constants, which is what is wanted
         warnings.simplefilter("ignore", DeprecationWarning)
         frozen: Callable[..., Any] = torch.jit.freeze(
-            torch.jit.trace(_Sequence(function, models).eval(), inputs, check_trace=False)
+            torch.jit.trace(_Sequence(function, models).eval(), inputs, check_trace=False)  # type: ignore[no-untyped-call]
         )
     return frozen

@@ -81,7 +81,7 @@ class Invocations:
     def __init__(self, model: PyFuncModel, server: ASGIApp) -> None:
         self.model, self.server, signature = model, server, model.metadata.signature
         self.request_type = request_type(signature)
-        self.timeout = MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT.get()
+        self.timeout = MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT.get()  # type: ignore[no-untyped-call]
         params = [spec.name for spec in signature.params.params]
         self.fields = {1: ["inputs", "params"], 2: params, 3: ["observations", "actions", "rewards"]}  # by depth
         self.max_bytes = BYTES_PER_NUMBER * (MAX_ROWS + 1) * signature.inputs.inputs[0].shape[1] + 1024
@@ -135,7 +135,8 @@ class Invocations:
         except TimeoutError:
             return refusal(504, f"The request took longer than {self.timeout} seconds; send fewer rows at a time.")
         except MlflowException as error:
-            return refusal(error.get_http_status_code(), f"{quoted(error.message)}.")
+            status = error.get_http_status_code()  # type: ignore[no-untyped-call]
+            return refusal(status, f"{quoted(error.message)}.")
         except Exception:
             logger.exception("The model failed")
             return refusal(500, "The model failed; see the server's log.")
@@ -143,7 +144,7 @@ class Invocations:
     def _predict(self, request: Any) -> str:
         predictions = self.model.predict(np.array(request.inputs), params=request.params.model_dump(exclude_unset=True))
         answer = StringIO()
-        scoring_server.predictions_to_json(predictions, answer)
+        scoring_server.predictions_to_json(predictions, answer)  # type: ignore[no-untyped-call]
         return answer.getvalue()
 
 

@@ -1,6 +1,5 @@
 """The reflex for the stage train_methods: the decisions of TAP's planner at a dataset's states -> a network that takes them."""
 
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -26,8 +25,8 @@ def run(dataset: str, seed: int) -> None:
     teacher = Teacher.read(teacher_path(key, "reflex"))
     assert teacher.planner is not None
     with training_job(stage, dataset, seed, None, {"teacher": teacher.as_json()}) as job:
-        folders: list[Path] = [weights_folder(model, key) for model in TAP_MODELS]
-        planner = Policy.join(*folders, teacher.planner, job.device)
+        vqvae, prior, critic, actor = (weights_folder(model, key) for model in TAP_MODELS)
+        planner = Policy.join(vqvae, prior, critic, actor, teacher.planner, job.device)
         layout, normalizer = planner.vqvae.layout, planner.normalizer
         one_step = planner.vqvae.params.windows.model_copy(update={"length": 1})
         generator = torch.Generator().manual_seed(seed)

@@ -6,7 +6,7 @@ carries the planner along: with a budget of time it plans if that is enough, and
 Shapes: N states, O observation, A action.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,10 +59,11 @@ class Reflex(BehaviourCloning):
     @cached_property
     def anytime(self) -> Anytime[Planned]:
         """The reflex, and the searches of the planner."""
-        reflex: dict[str, Callable[[np.ndarray, torch.Generator], Planned]] = {
-            "reflex": lambda observation, generator: self.plan(observation, [generator])
-        }
-        return Anytime(reflex | self.planner.anytime.searches)
+
+        def reflex(observation: np.ndarray, generator: torch.Generator) -> Planned:
+            return self.plan(observation, [generator])
+
+        return Anytime({"reflex": reflex, **self.planner.anytime.searches})
 
     def save(self, folder: Path) -> None:
         """Write reflex.safetensors and reflex.json, and the planner's files beside them."""

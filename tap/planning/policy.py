@@ -1,7 +1,7 @@
 """A policy: models, Normalizer and the planner's params, in one folder of safetensors and JSON files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -81,13 +81,12 @@ class Policy:
     @cached_property
     def anytime(self) -> Anytime[Plan]:
         """The searches of `plan_within`, which keeps what it has measured of them."""
-        planners = {name: self._planner(params) for name, params in searches_within(self.params).items()}
-        return Anytime(
-            {
-                name: lambda observation, generator, planner=planner: planner.plan(self._states(observation), [generator])
-                for name, planner in planners.items()
-            }
-        )
+
+        def search(params: PlannerParams) -> Callable[[np.ndarray, torch.Generator], Plan]:
+            planner = self._planner(params)
+            return lambda observation, generator: planner.plan(self._states(observation), [generator])
+
+        return Anytime({name: search(params) for name, params in searches_within(self.params).items()})
 
     def ood_reasons(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
         """Why each of N plans from raw observations (N, O) is out of distribution, one dict per plan, empty if it is not.

@@ -126,10 +126,10 @@ class SharedPolicy:
 
     def _plan_timed(self, batch: list[PlanRequest]) -> None:
         """Plan for requests with a budget, one after another."""
-        assert not batch or isinstance(self.policy, Timed)
         rows_left = sum(len(request.observations) for request in batch)
         for request in sorted(batch, key=lambda request: request.end or 0.0):
-            rows, left = len(request.observations), (request.end or 0.0) - self.clock()
+            assert isinstance(self.policy, Timed) and request.end is not None
+            rows, left = len(request.observations), request.end - self.clock()
             try:
                 request.plan.set_result(
                     self.policy.plan_within(request.observations, request.generators, left * rows / rows_left)

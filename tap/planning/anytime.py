@@ -7,6 +7,7 @@ depends on time, so it is not reproducible.
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ from tap.planning.plan import Planned
 from tap.settings import PlannerParams
 
 WARM_UP, MEASURED = 3, 5  # calls of each search before the first plan; TorchScript optimises a trace at its first calls
-ADAPTS = 0.1  # share of the way that the estimate of the machine's slowness falls with each plan; it rises at once
+REMEMBERED = 9  # plans, whose median says how slow the machine is: one that other work interrupted does not count
 
 P = TypeVar("P", bound=Planned)
 
@@ -35,7 +36,7 @@ class Anytime(Generic[P]):
     ) -> None:
         self.searches, self.clock = searches, clock
         self.seconds: dict[str, float] = {}  # that each search takes
-        self.slowdown = 1.0  # what to multiply them by now
+        self.slowdowns: deque[float] = deque([1.0], REMEMBERED)  # what to multiply them by, of the last plans
 
     def plan(self, observation: np.ndarray, generator: torch.Generator, seconds: float) -> dict[str, P]:
         """The plans of the searches that fit in `seconds`, by name, the fastest first: there are one or two.
@@ -47,11 +48,10 @@ class Anytime(Generic[P]):
         start, (fastest, *others) = self.clock(), self.searches
         found = {fastest: self.searches[fastest](observation, generator)}
         taken = self.clock() - start
-        slowdown = max(self.slowdown, taken / self.seconds[fastest])
+        slowdown = max(statistics.median(self.slowdowns), taken / self.seconds[fastest])
         if fitting := [name for name in others if taken + self.seconds[name] * slowdown <= seconds]:
             found[fitting[-1]] = self.searches[fitting[-1]](observation, generator)
-        now = (self.clock() - start) / sum(self.seconds[name] for name in found)
-        self.slowdown = max(now, self.slowdown + ADAPTS * (now - self.slowdown))
+        self.slowdowns.append((self.clock() - start) / sum(self.seconds[name] for name in found))
         return found
 
     def measure(self, observation: np.ndarray) -> None:

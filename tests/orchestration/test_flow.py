@@ -64,7 +64,7 @@ def gone(process: psutil.Process) -> bool:
 
 def test_instances_run_after_what_they_build_on(project: Path) -> None:
     every = repro.instances(None, None)
-    assert len(every) == len(set(every)) == 2 * (1 + 2 * 8 + 1) + 2  # diagnose is for the first seed only
+    assert len(every) == len(set(every)) == 2 * (1 + 2 * 9 + 1) + 2  # diagnose is for the first seed only
     assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
     assert Instance("train_vqvae", "a", 0).builds_on(Instance("fetch", "a"))
     assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))

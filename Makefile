@@ -29,7 +29,7 @@ ui: $(INSTALLED) ## serve the pages of MLflow and Prefect until Ctrl-C
 	$(BIN)/tap ui
 
 clean: ## remove all results, models, runs and caches; keep .venv, your data and tracked files
-	git clean -ffdxq -- data/raw data/vqvae data/prior data/critic data/actor data/bc data/bc-10 data/iql data/cql data/tt data/tt-q data/dt data/mopo data/metrics data/params data/lineage data/plots \
+	git clean -ffdxq -- data/raw data/vqvae data/prior data/critic data/actor data/bc data/bc-10 data/iql data/cql data/tt data/tt-q data/dt data/mopo data/reflex data/teacher data/metrics data/params data/lineage data/plots \
 		data/report data/scores dvc.lock dvc_plots .dvc/cache .dvc/tmp .checkpoints .prefect .tracking .workers 'mlflow.db*' mlartifacts \
 		.mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 

@@ -11,8 +11,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,29 @@ PERIOD = 1 / 20  # seconds of a tick
 def benchmark(device: torch.device, quick: bool) -> Result:
     if importlib.util.find_spec("mlflow") is None:
         return {"skipped": "mlflow is not installed"}
+    seconds = 3.0 if quick else 10.0
+    with server(params_of("hopper", "cpu")) as url:
+        return {f"{clients}_clients": with_clients(url, clients, seconds) for clients in CLIENTS}
+
+
+@contextmanager
+def server(params: Params) -> Iterator[str]:
+    """The address of a server, in a process of its own, of a policy with random weights in Hopper's dimensions."""
     from pipelines.orchestration import process
 
-    seconds = 3.0 if quick else 10.0
     with tempfile.TemporaryDirectory() as folder, socket.socket() as listener:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-        model_uri = log_random_policy(Path(folder), params_of("hopper", "cpu"))
+        model_uri = log_random_policy(Path(folder), params)
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         listener.close()
-        with process.running([sys.executable, "-m", "pipelines.serving.scoring", model_uri, "127.0.0.1", str(port)]) as server:
+        with process.running([sys.executable, "-m", "pipelines.serving.scoring", model_uri, "127.0.0.1", str(port)]) as running:
             url = f"http://127.0.0.1:{port}"
             while not answers(url):
-                if server.poll() is not None:
+                if running.poll() is not None:
                     raise RuntimeError("the server exited; see its output above")
                 time.sleep(0.1)
-            return {f"{clients}_clients": with_clients(url, clients, seconds) for clients in CLIENTS}
+            yield url
 
 
 def log_random_policy(folder: Path, params: Params) -> str:
@@ -59,7 +67,7 @@ def log_random_policy(folder: Path, params: Params) -> str:
     tags = {"dataset": "random", "seed": 0, "scale": "cpu", "dataset_digest": "none"}
     runtime = Runtime(outbox=folder / "outbox")
     with start_run("evaluate", name="benchmark", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim)
+        log_policy(run, folder / "policy", random_observations(2, layout), layout.action_dim, budget_ms=0.0)
         run.register("tap-random", {})
     return "models:/tap-random/1"
 
@@ -75,23 +83,28 @@ def answers(url: str) -> bool:
 
 def with_clients(url: str, clients: int, seconds: float) -> Result:
     """Latencies, and shares of missed ticks, of that many clients at once."""
+    every_client(clients, ask_on, url, 1.0)  # warms up
+    latencies = 1000 * np.concatenate(every_client(clients, ask_on, url, seconds))
+    return {
+        "median_ms": float(np.median(latencies)),
+        "p95_ms": float(np.percentile(latencies, 95)),
+        "answers_per_second": len(latencies) / seconds,
+        "missed_ticks": missed_ticks(url, clients, seconds),
+        "missed_ticks_plan_every_3": missed_ticks(url, clients, seconds, plan_every=3),
+    }
+
+
+def missed_ticks(url: str, clients: int, seconds: float, period: float = PERIOD, plan_every: int = 1) -> float:
+    """The share of ticks that clients miss which keep a loop of `period` seconds, of all of their ticks."""
+    return float(np.mean(every_client(clients, keep_time, url, seconds, period, plan_every)))
+
+
+def every_client(clients: int, function: Callable[..., Any], url: str, seconds: float, *arguments: float) -> list[Any]:
+    """What `function` returns for each of that many clients at once; each starts at another moment of a tick."""
+    start = time.perf_counter() + 0.1
+    starts = [start + PERIOD * client / clients for client in range(clients)]
     with ThreadPoolExecutor(clients) as threads:
-
-        def every_client(function: Callable[..., Any], seconds: float, *arguments: int) -> list[Any]:
-            """What `function` returns for each client; each starts at another moment of a tick."""
-            start = time.perf_counter() + 0.1
-            starts = [start + PERIOD * client / clients for client in range(clients)]
-            return list(threads.map(lambda start: function(url, start, seconds, *arguments), starts))
-
-        every_client(ask_on, 1.0)  # warms up
-        latencies = 1000 * np.concatenate(every_client(ask_on, seconds))
-        return {
-            "median_ms": float(np.median(latencies)),
-            "p95_ms": float(np.percentile(latencies, 95)),
-            "answers_per_second": len(latencies) / seconds,
-            "missed_ticks": float(np.mean(every_client(keep_time, seconds, 1))),
-            "missed_ticks_plan_every_3": float(np.mean(every_client(keep_time, seconds, 3))),
-        }
+        return list(threads.map(lambda start: function(url, start, seconds, *arguments), starts))
 
 
 def ask_on(url: str, start: float, seconds: float) -> np.ndarray:
@@ -104,13 +117,13 @@ def ask_on(url: str, start: float, seconds: float) -> np.ndarray:
     return np.array(latencies)
 
 
-def keep_time(url: str, start: float, seconds: float, plan_every: int) -> float:
+def keep_time(url: str, start: float, seconds: float, period: float, plan_every: int) -> float:
     """The share of ticks for which a client has no action, if it executes `plan_every` actions of each plan."""
-    client, tick, missed, ticks = Client(url), 0, 0, round(seconds / PERIOD)
+    client, tick, missed, ticks = Client(url), 0, 0, round(seconds / period)
     while tick < ticks:
-        wait_until(start + PERIOD * tick)
+        wait_until(start + period * tick)
         client.ask(details=plan_every > 1)
-        late = int((time.perf_counter() - start) / PERIOD) - tick  # ticks that have ended meanwhile
+        late = int((time.perf_counter() - start) / period) - tick  # ticks that have ended meanwhile
         missed += min(late, ticks - tick)
         tick += late + plan_every
     return missed / ticks

@@ -11,6 +11,7 @@
     data/lineage/train_critic/KEY.json   Lineage
     data/lineage/train_actor/KEY.json    Lineage
     data/lineage/train_METHOD/KEY.json   Lineage
+    data/teacher/KEY/METHOD.json         Teacher
     data/metrics/evaluate/KEY.json       Evaluation, or HeldOutEvaluation of a dataset without an environment
     data/metrics/ablations/KEY.json      likewise
     data/metrics/methods/KEY.json        likewise
@@ -26,8 +27,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tap.files import read_json, write_json
-from tap.settings import Method
+from tap.settings import Method, PlannerParams
 
+TAP_MODELS = ("train_vqvae", "train_prior", "train_critic", "train_actor")  # the stages that train them
 T = TypeVar("T")
 Absent = Annotated[T | None, Field(exclude_if=lambda value: value is None)]  # a field that is None is left out of the file
 
@@ -48,6 +50,11 @@ def metrics_path(data: Path, stage: str, key: str) -> Path:
 def weights_folder(stage: str, key: str) -> Path:
     """Where a training stage writes its weights: data/vqvae/KEY, data/prior/KEY, data/critic/KEY, data/METHOD/KEY."""
     return Path("data") / stage.removeprefix("train_") / key
+
+
+def teacher_path(key: str, method: Method) -> Path:
+    """Where the stage `teacher` writes what a method learns from."""
+    return Path("data/teacher") / key / f"{method}.json"
 
 
 def lineage_path(stage: str, key: str) -> Path:
@@ -208,6 +215,13 @@ class Lineage(Record):
     versions: dict[str, str]
     stage: str
     minutes: Absent[float] = None  # of all updates, at the speed of the last ones made; unknown if a finished run was resumed
+
+
+class Teacher(Record):
+    """The planner whose decisions a method learns, and the digests of its models; none if it learns from data alone."""
+
+    planner: Absent[PlannerParams] = None
+    models: Absent[dict[str, str]] = None
 
 
 # ---------------------------------------------------------------- evaluation

@@ -42,7 +42,7 @@ Suite = Literal["locomotion", "adroit", "antmaze", "custom"]
 Source = Literal["bundled", "file", "d4rl", "lerobot", "minari", "ogbench"]
 Scale = Literal["cpu", "paper"]
 # Other than TAP, which is always trained; tap/methods/catalog.py describes them.
-Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo"]
+Method = Literal["bc", "bc-10", "iql", "cql", "tt", "tt-q", "dt", "mopo", "reflex"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]  # part of queries to MLflow
@@ -207,7 +207,7 @@ class NetworkParams(Section):
 
 
 class TrainBcParams(Section):
-    """Behaviour cloning."""
+    """A network that imitates actions: the data's, or a planner's."""
 
     network: NetworkParams
     fit: FitParams
@@ -406,6 +406,7 @@ class PlannerParams(Section):
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
     actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
     objective: Unset[Literal["likelihood"]] = None  # of a plan, alone; else its return, too. Without rewards, the stages set it
+    budget_ms: Unset[PositiveFloat] = None  # the longest time to plan for a state: scores then depend on the machine's speed
 
     @model_validator(mode="after")
     def critic_values_returns(self) -> Self:
@@ -452,6 +453,7 @@ class Params(Section):
     train_tt_q: TrainTtQParams | None = None
     train_dt: TrainDtParams | None = None
     train_mopo: TrainMopoParams | None = None
+    train_reflex: TrainBcParams | None = None
 
     @model_validator(mode="after")
     def penalty_needs_rewards(self) -> Self:
@@ -545,6 +547,7 @@ class ParamsFile(Section):
     train_tt_q: dict[str, Any] = {}
     train_dt: dict[str, Any] = {}
     train_mopo: dict[str, Any] = {}
+    train_reflex: dict[str, Any] = {}
     scales: dict[Scale, dict[str, dict[str, dict[str, Any] | None]]]
 
     @field_validator("datasets", "ablations")

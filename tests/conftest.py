@@ -73,6 +73,7 @@ def tiny_tree() -> dict[str, Any]:
         "train_actor": {"members": 2, "width": 16, "fit": fit},
         "train_bc": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_bc_10": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
+        "train_reflex": {"network": {"layers": 1, "width": 8}, "fit": fit | {"warmup_updates": 2}},
         "train_iql": {"network": {"layers": 1, "width": 8}, "fit": fit},
         "train_cql": {"network": {"layers": 1, "width": 8}, "imitating_updates": 12, "fit": fit},
         "train_tt": trajectories,

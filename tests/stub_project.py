@@ -98,11 +98,16 @@ stages:
       - data/critic/${item.dataset}-${item.seed}
       - data/actor/${item.dataset}-${item.seed}
     outs: ["data/metrics/evaluate/${item.dataset}-${item.seed}.json"]
+  teacher:
+    matrix: *each
+    cmd: python stage.py teacher@${item.dataset}-${item.seed} data/teacher/${item.dataset}-${item.seed}
+    deps: *models
+    outs: ["data/teacher/${item.dataset}-${item.seed}"]
   train_methods:
     matrix: &method {dataset: "${datasets}", seed: "${seeds}", method: "${methods}"}
     cmd: >-
       python stage.py train_methods@${item.dataset}-${item.seed}-${item.method} data/${item.method}/${item.dataset}-${item.seed}
-    deps: ["data/raw/${item.dataset}", "seeds/${item.seed}"]
+    deps: ["data/raw/${item.dataset}", "data/teacher/${item.dataset}-${item.seed}"]
     outs: ["data/${item.method}/${item.dataset}-${item.seed}"]
   methods:
     matrix: *method

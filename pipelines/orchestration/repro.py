@@ -68,7 +68,7 @@ class Instance:
 
 PARAMS_STAGE = Instance("params")
 TAP = ("train_vqvae", "train_prior", "train_critic", "train_actor", "evaluate")
-OTHER_METHOD = ("train_methods", "methods")
+OTHER_METHOD = ("train_methods", "methods")  # after `teacher`
 MODEL_ABLATION = ("ablation_vqvae", "ablation_prior", "ablation_critic", "ablation_actor", "model_ablations")
 # The stages of the same dataset, seed and variant whose results each stage reads, as `deps` and `outs` of dvc.yaml say.
 BUILDS_ON = {
@@ -80,7 +80,8 @@ BUILDS_ON = {
     "train_actor": ("train_vqvae",),
     "evaluate": ("train_prior", "train_critic", "train_actor"),
     "diagnose": ("evaluate",),
-    "train_methods": ("fetch",),
+    "teacher": ("train_prior", "train_critic", "train_actor"),
+    "train_methods": ("fetch", "teacher"),
     "methods": ("train_methods",),
     "ablations": ("train_prior", "train_critic", "train_actor"),
     "ablation_vqvae": ("fetch",),
@@ -106,6 +107,7 @@ def instances(datasets: Sequence[str] | None, seeds: Sequence[int] | None) -> li
         chosen.append(Instance("fetch", dataset))
         for seed in _listed("seeds", seeds, file.seeds):
             chosen += [Instance(stage, dataset, seed) for stage in TAP]
+            chosen.append(Instance("teacher", dataset, seed))
             chosen += [Instance(stage, dataset, seed, method) for method in file.methods for stage in OTHER_METHOD]
             if seed == file.seeds[0]:
                 chosen.append(Instance("diagnose", dataset, seed))

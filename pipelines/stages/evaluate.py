@@ -32,6 +32,7 @@ from tap.evaluation.rollout import rollout, summarize
 from tap.files import write_json
 from tap.planning.policy import Policy
 from tap.results import (
+    TAP_MODELS,
     AnyEvaluation,
     Evaluation,
     HeldOutEvaluation,
@@ -45,8 +46,6 @@ from tap.results import (
 from tap.settings import EvaluateParams, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import model_name
-
-MODELS = ("train_vqvae", "train_prior", "train_critic", "train_actor")  # the stages that train them
 
 
 def run(dataset: Dataset, seed: Seed) -> None:
@@ -130,14 +129,14 @@ def with_objective(resolved: EvaluateStage, validation: ValidationReport) -> Eva
 
 def load_policy(key: str, params: EvaluateParams, runtime: Runtime) -> Policy:
     """The policy of the models called `key`, with the planner of `params`."""
-    vqvae, prior, critic, actor = (weights_folder(stage, key) for stage in MODELS)
+    vqvae, prior, critic, actor = (weights_folder(stage, key) for stage in TAP_MODELS)
     return Policy.join(vqvae, prior, critic, actor, params.planner, choose_device(runtime.device))
 
 
 def trained_by(policy: Policy) -> tuple[str, ...]:
     """The stages that trained the models which the policy uses."""
     used = {"train_critic": policy.critic is not None, "train_actor": policy.actor is not None}
-    return tuple(stage for stage in MODELS if used.get(stage, True))
+    return tuple(stage for stage in TAP_MODELS if used.get(stage, True))
 
 
 def recipe(resolved: EvaluateStage, policy: Policy, facts: Provenance) -> str:

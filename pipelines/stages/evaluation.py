@@ -17,7 +17,7 @@ from tap.data.score import normalized_score
 from tap.envs.make import simulator, versions
 from tap.evaluation.held_out import held_out_errors
 from tap.evaluation.rollout import BatchPlanner
-from tap.planning.plan import Remembering
+from tap.planning.plan import Remembering, Timed
 from tap.results import (
     IMITATION,
     AnyEvaluation,
@@ -154,7 +154,12 @@ def register(
         example_actions = on_cpu.act(example_observations, row_generators(0, len(example_observations))).astype(np.float32)
         example_actions = example_actions.clip(*bounds)
         model_digest = log_policy(
-            run, Path(folder) / "policy", example_observations, policy.action_dim, isinstance(policy, Remembering)
+            run,
+            Path(folder) / "policy",
+            example_observations,
+            policy.action_dim,
+            remembers=isinstance(policy, Remembering),
+            budget_ms=policy.budget_ms if isinstance(policy, Timed) else None,
         )
     git_dirty = tracking.git_state()[1]
     same = ("method", "dataset", "source", "scale", "seed", "episodes", "protocol", "score_metric", "recipe", "git_commit")

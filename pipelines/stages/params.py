@@ -51,6 +51,7 @@ OUTPUTS = tuple(
         "prior",
         "critic",
         "actor",
+        "teacher",
         *METHODS,
         "metrics",
         "params",
@@ -61,7 +62,14 @@ OUTPUTS = tuple(
     )
 )
 # Prefixes of the modules that methods do not all share.
-METHOD_CODE = ("tap.methods.", "tap.data.history", "pipelines.stages.train_")
+METHOD_CODE = (
+    "tap.methods.",
+    "tap.data.history",
+    "tap.model.",
+    "tap.planning.",
+    "tap.traced",
+    "pipelines.stages.train_",
+)
 
 
 class StageParams(Section):

@@ -45,6 +45,8 @@ DECISIVE_CODE = (
     "tap.distributed",
     "tap.methods.",
     "tap.model.",
+    "tap.planning.",
+    "tap.traced",
     "tap.training",
 )
 

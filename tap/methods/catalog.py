@@ -17,6 +17,7 @@ class MethodInfo:
     module: str  # of the policy, below tap.methods
     policy: str  # the class in it, which saves NAME.json and NAME.safetensors by its attribute `name`
     extra: str | None = None  # of pyproject.toml, that training needs and acting does not
+    learns_from_tap: bool = False  # from its decisions, after its models are trained
 
 
 CATALOG: dict[Method, MethodInfo] = {
@@ -78,6 +79,14 @@ CATALOG: dict[Method, MethodInfo] = {
         "squashed_policy",
         "MopoPolicy",
         extra="offline-rl",
+    ),
+    "reflex": MethodInfo(
+        "reflex of TAP",
+        "A network distilled from TAP's decisions at the data's states, which acts without planning. It carries the planner "
+        "along: with a budget of time it acts by the widest search that fits.",
+        "reflex",
+        "Reflex",
+        learns_from_tap=True,
     ),
 }
 assert tuple(CATALOG) == METHODS

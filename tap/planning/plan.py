@@ -1,4 +1,4 @@
-"""What planning returns, and what every policy returns; policies that remember."""
+"""What planning returns, and what every policy returns; policies that remember, and those that plan within a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +39,30 @@ class Remembering(Protocol):
         ...
 
 
+@runtime_checkable
+class Searched(Planned, Protocol):
+    """What a policy is about to do, found within a budget of time."""
+
+    @property
+    def searched(self) -> np.ndarray:
+        """(N,) which search found each: a name of `searches_within` (tap/planning/anytime.py), or "reflex"."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A policy that can plan within a budget of time."""
+
+    @property
+    def budget_ms(self) -> float:
+        """The budget of a request that states none; 0: no budget."""
+        ...
+
+    def plan_within(self, observations: np.ndarray, generators: Sequence[torch.Generator], seconds: float, /) -> Searched:
+        """The best plans from raw observations (N, O) that are found in `seconds` for all of them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A plan for each of N states, in the environment's units. Shapes: H steps, M codes, O observation, A action."""
@@ -51,3 +75,10 @@ class Plan:
     log_probability: np.ndarray  # (N,), ln p(z_1..z_M | s_1) of these codes
     predicted_return: np.ndarray  # (N,), discounted
     score: np.ndarray  # (N,), the objective: predicted return and likelihood penalty
+
+
+@dataclass(frozen=True)
+class TimedPlan(Plan):
+    """A plan that was found within a budget of time."""
+
+    searched: np.ndarray  # (N,) which search found it

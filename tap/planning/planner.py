@@ -12,7 +12,7 @@ K codebook size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
 from tap.planning.plan import Plan
 from tap.settings import PlannerParams
+from tap.traced import traced
 
 MAX_BATCH_STATES = 16  # a power of two; on two CPU cores, planning takes longer per state in larger batches
 
@@ -152,6 +153,7 @@ class Planner:
             self.beam_sizes.append(min(width, self.beam_sizes[-1] * self.branching[-1]))
             self.branching.append(min(factor, max_branching))
         self._graphs: dict[tuple[int, bool], Graphed[tuple[Tensor, ...]]] = {}
+        self._traces: dict[bool, Callable[..., tuple[Tensor, ...]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None  # shared by all graphs
 
     def plan(self, observations_NO: Tensor, generators: Sequence[torch.Generator]) -> Plan:
@@ -318,21 +320,25 @@ class Planner:
         return Plan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _run_batch(self, observations_NO: Tensor, noise: Tensor, best: bool) -> list[np.ndarray]:
-        """The fields of Plan. On a GPU, replays the CUDA graph of `solve` for this number of states."""
+        """The fields of Plan. On a GPU, replays the CUDA graph of `solve` for this number of states; on a CPU, for one state,
+        its trace: with more, the operations themselves take most of the time."""
         if not observations_NO.is_cuda:
-            tensors = self.solve(observations_NO, noise, best)
-        else:
-            key = len(noise), best
-            if key not in self._graphs:
-                self._graphs[key] = Graphed(partial(self.solve, best=best), warm_up=1, memory=self._memory)
-            tensors = self._graphs[key](observations_NO, noise.to(observations_NO.device))
+            if len(noise) > 1:
+                return [tensor.numpy() for tensor in self.solve(observations_NO, noise, best)]
+            if best not in self._traces:
+                models = [model for model in (self.vqvae, self.prior, self.critic, self.actor) if model is not None]
+                self._traces[best] = traced(partial(self.solve, best=best), models, observations_NO, noise)
+            return [tensor.numpy() for tensor in self._traces[best](observations_NO, noise)]
+        key = len(noise), best
+        if key not in self._graphs:
+            self._graphs[key] = Graphed(partial(self.solve, best=best), warm_up=1, memory=self._memory)
+        tensors = self._graphs[key](observations_NO, noise.to(observations_NO.device))
         on_cpu = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-        if observations_NO.is_cuda:
-            torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream().synchronize()
         return [tensor.numpy() for tensor in on_cpu]
 
     def solve(self, observations_NO: Tensor, noise: Tensor, best: bool) -> tuple[Tensor, ...]:
-        """The fields of Plan for raw states and their `noise`, of the best candidate or of all; each one batch."""
+        """The fields of Plan for raw states and their `noise`, operation by operation; of the best candidate or of all."""
         N, layout = len(observations_NO), self.vqvae.layout
         state_NO = self.normalizer.normalize(observations_NO, layout.observation)
         if self.params.averages:

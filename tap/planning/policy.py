@@ -1,7 +1,8 @@
 """A policy: models, Normalizer and the planner's params, in one folder of safetensors and JSON files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +17,8 @@ from tap.model.critic import Critic, load_critic, save_critic
 from tap.model.prior import Prior, load_prior, save_prior
 from tap.model.serialization import load_description
 from tap.model.vqvae import VQVAE, load_vqvae, save_vqvae
-from tap.planning.plan import Plan
+from tap.planning.anytime import Anytime, searches_within
+from tap.planning.plan import Plan, TimedPlan
 from tap.planning.planner import Planner
 from tap.settings import PlannerParams
 
@@ -36,7 +38,10 @@ class Policy:
     ) -> None:
         self.vqvae, self.normalizer, self.prior, self.params, self.device = vqvae, normalizer, prior, params, device
         self.critic, self.actor = critic, actor
-        self.planner = Planner(vqvae, prior, normalizer, params, critic, actor)
+        self.planner = self._planner(params)
+
+    def _planner(self, params: PlannerParams) -> Planner:
+        return Planner(self.vqvae, self.prior, self.normalizer, params, self.critic, self.actor)
 
     @property
     def observation_dim(self) -> int:
@@ -46,9 +51,42 @@ class Policy:
     def action_dim(self) -> int:
         return self.vqvae.layout.action_dim
 
+    @property
+    def budget_ms(self) -> float:
+        """The longest time to plan for a state; 0: as long as the search takes."""
+        return self.params.budget_ms or 0.0
+
     def plan(self, observations: np.ndarray, generators: Sequence[torch.Generator]) -> Plan:
-        """The best plan from each observation. Raises ValueError as `check` does."""
+        """The best plan from each observation, within `budget_ms` if there is one. Raises ValueError as `check` does."""
+        if self.budget_ms:
+            return self.plan_within(observations, generators, len(observations) * self.budget_ms / 1000)
         return self.planner.plan(self._states(observations), generators)
+
+    def plan_within(self, observations: np.ndarray, generators: Sequence[torch.Generator], seconds: float) -> TimedPlan:
+        """The best plan from each observation, one after another, that is found in `seconds` for all of N.
+
+        Raises ValueError as `check` does.
+        """
+        self.check(observations)
+        end = self.anytime.clock() + seconds
+        plans: list[TimedPlan] = []
+        for row, generator in enumerate(generators):
+            share = (end - self.anytime.clock()) / (len(generators) - row)
+            found = self.anytime.plan(observations[row : row + 1], generator, share)
+            # Means have scores of different kinds, by critic or decoder: there the wider search is the better one.
+            best = list(found.values())[-1] if self.params.averages else max(found.values(), key=lambda plan: plan.score[0])
+            plans.append(TimedPlan(**vars(best), searched=np.array([list(found)[-1]])))
+        return TimedPlan(**{name: np.concatenate([getattr(plan, name) for plan in plans]) for name in vars(plans[0])})
+
+    @cached_property
+    def anytime(self) -> Anytime[Plan]:
+        """The searches of `plan_within`, which keeps what it has measured of them."""
+
+        def search(params: PlannerParams) -> Callable[[np.ndarray, torch.Generator], Plan]:
+            planner = self._planner(params)
+            return lambda observation, generator: planner.plan(self._states(observation), [generator])
+
+        return Anytime({name: search(params) for name, params in searches_within(self.params).items()})
 
     def ood_reasons(self, observations: np.ndarray, plan: Plan) -> list[dict[str, str]]:
         """Why each of N plans from raw observations (N, O) is out of distribution, one dict per plan, empty if it is not.

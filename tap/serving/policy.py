@@ -1,12 +1,14 @@
 """A policy as an MLflow model. MLflow copies this file into each logged model and runs it there ("models from code").
 
 A request has observations (n, O), and its response actions (n, A) or, with the param `details`, whole plans; docs/serving.md
-shows both. Of a policy that remembers, the param `history` has what happened before. Equal requests get equal responses.
+shows both. Of a policy that remembers, the param `history` has what happened before. Equal requests get equal responses, unless
+the param `budget_ms` limits the time of a decision.
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -26,7 +28,7 @@ from tap.data.action_bounds import load_bounds
 from tap.data.history import History
 from tap.device import choose_device
 from tap.methods.catalog import CATALOG
-from tap.planning.plan import Plan, Planned, Remembering
+from tap.planning.plan import Plan, Planned, Remembering, Searched, Timed
 from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Policy
 from tap.settings import Runtime, Section
@@ -77,6 +79,7 @@ class PlanRequest:
     observations: np.ndarray
     generators: Sequence[torch.Generator]
     histories: Sequence[History] | None
+    end: float | None  # when its budget ends, by the clock
     plan: Future[Planned] = field(default_factory=Future)
 
 
@@ -84,25 +87,32 @@ class SharedPolicy:
     """A policy for many threads at once: one thread plans, for all waiting requests in one batch.
 
     A batch takes less time than its states one by one. Each state has its own generator, so its plan does not depend on the
-    other requests of the batch.
+    other requests of the batch. Requests with a budget of time are planned first and one by one, in the order in which their
+    budgets end; each gets a part of the time left, so that the others have theirs.
     """
 
-    def __init__(self, policy: ActingPolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: ActingPolicy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.policy, self.clock = policy, clock
         self._waiting: SimpleQueue[PlanRequest] = SimpleQueue()
         self._planner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
 
     def plan(
-        self, observations: np.ndarray, generators: Sequence[torch.Generator], histories: Sequence[History] | None = None
+        self,
+        observations: np.ndarray,
+        generators: Sequence[torch.Generator],
+        histories: Sequence[History] | None = None,
+        seconds: float | None = None,
     ) -> Planned:
-        """As the policy's `plan`; only a `Remembering` policy takes histories."""
+        """As the policy's `plan`, or `plan_within` of a `Timed` policy; only a `Remembering` policy takes histories."""
+        end = None if seconds is None else self.clock() + seconds
         # Before it joins a batch, because an error would fail the whole batch.
         if histories is None:
             self.policy.check(observations)
         else:
             assert isinstance(self.policy, Remembering)
             self.policy.check(observations, histories)
-        request = PlanRequest(observations, generators, histories)
+        assert end is None or isinstance(self.policy, Timed)
+        request = PlanRequest(observations, generators, histories, end)
         self._waiting.put(request)
         self._planner.submit(self._plan_waiting)
         return request.plan.result()
@@ -112,6 +122,25 @@ class SharedPolicy:
         batch: list[PlanRequest] = []
         while not self._waiting.empty() and sum(len(request.observations) for request in batch) < MAX_BATCH_STATES:
             batch.append(self._waiting.get())
+        self._plan_timed([request for request in batch if request.end is not None])
+        self._plan_together([request for request in batch if request.end is None])
+
+    def _plan_timed(self, batch: list[PlanRequest]) -> None:
+        """Plan for requests with a budget, one after another."""
+        rows_left = sum(len(request.observations) for request in batch)
+        for request in sorted(batch, key=lambda request: request.end or 0.0):
+            assert isinstance(self.policy, Timed) and request.end is not None
+            rows, left = len(request.observations), request.end - self.clock()
+            try:
+                request.plan.set_result(
+                    self.policy.plan_within(request.observations, request.generators, left * rows / rows_left)
+                )
+            except Exception as error:
+                request.plan.set_exception(error)
+            rows_left -= rows
+
+    def _plan_together(self, batch: list[PlanRequest]) -> None:
+        """Plan for requests without a budget at once."""
         if not batch:
             return
         try:
@@ -191,14 +220,17 @@ class ServedPolicy(PythonModel):
         observation and its history, not on the other rows. Raises MlflowException: of HTTP status 400 for wrong observations or
         histories or a plan that is not finite, else 500.
         """
-        defaults: dict[str, Any] = {"seed": 0, "details": False, "history": {}}
+        defaults: dict[str, Any] = {"seed": 0, "details": False, "budget_ms": 0.0, "history": {}}
         params = defaults | (params or {})
         try:
             observations = np.asarray(model_input, dtype=np.float64)
             generators, histories = row_generators(params["seed"], len(observations)), None
             if params["history"]:
                 histories = read_histories(params["history"], self.policy.observation_dim, self.policy.action_dim)
-            plan = self.shared.plan(observations, generators, histories)
+            if not params["budget_ms"] >= 0:
+                raise ValueError(f"budget_ms is {params['budget_ms']:g}: send a time in milliseconds, or 0 for none")
+            seconds = params["budget_ms"] / 1000 or None
+            plan = self.shared.plan(observations, generators, histories, seconds)
             if not np.isfinite(plan.actions).all():
                 raise ValueError("the model has no finite plan for these observations")
             plan = type(plan)(**vars(plan) | {"actions": plan.actions.clip(*self.action_bounds)})
@@ -212,6 +244,7 @@ class ServedPolicy(PythonModel):
     def _records(self, observations: np.ndarray, plan: Planned) -> list[dict[str, Any]]:
         return [
             {"action": plan.actions[row, 0].tolist()}
+            | ({"searched": str(plan.searched[row])} if isinstance(plan, Searched) else {})
             | (self._prediction(plan, row) if isinstance(plan, Plan) else {})
             | {"out_of_distribution": bool(reasons), "reasons": reasons}
             for row, reasons in enumerate(self.policy.ood_reasons(observations, plan))

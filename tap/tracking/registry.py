@@ -50,14 +50,22 @@ def model_name(dataset: str) -> str:
 
 
 def log_policy(
-    run: Run, policy_folder: Path, example_observations: np.ndarray, action_dim: int, remembers: bool = False
+    run: Run,
+    policy_folder: Path,
+    example_observations: np.ndarray,
+    action_dim: int,
+    *,
+    remembers: bool = False,
+    budget_ms: float | None = None,
 ) -> str:
     """Log the policy of a folder as an MLflow model with the code that it needs; `Run.register` makes it a version.
 
-    `example_observations` (n, O) become the input example. The model of a policy that `remembers` has the param `history`.
+    `example_observations` (n, O) become the input example. The model of a policy that `remembers` has the param `history`, and
+    of one that plans within a time the param `budget_ms` with this default.
     Returns the digest of the model's files. Raises OSError if the outbox cannot be written.
     """
     params = [ParamSpec("seed", DataType.long, 0), ParamSpec("details", DataType.boolean, False)]
+    params += [] if budget_ms is None else [ParamSpec("budget_ms", DataType.double, budget_ms)]
     # A param, because MLflow requires each named tensor of a signature. Of any type, because of lists of doubles MLflow refuses
     # integers, and takes 25 ms for 20 steps.
     lists = [Property(each.name, AnyType(), required=False) for each in fields(History)]  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("flow")  # one Prefect server for all
 
 CHAIN = [
     *("params", "fetch@a", "train_vqvae@a-0", "train_prior@a-0", "train_critic@a-0", "train_actor@a-0", "evaluate@a-0"),
-    *("train_methods@a-0-bc", "methods@a-0-bc", "diagnose@a-0", "ablations@a-0-no-search", "report"),
+    *("teacher@a-0", "train_methods@a-0-bc", "methods@a-0-bc", "diagnose@a-0", "ablations@a-0-no-search", "report"),
 ]
 
 
@@ -64,7 +64,7 @@ def gone(process: psutil.Process) -> bool:
 
 def test_instances_run_after_what_they_build_on(project: Path) -> None:
     every = repro.instances(None, None)
-    assert len(every) == len(set(every)) == 2 * (1 + 2 * 8 + 1) + 2  # diagnose is for the first seed only
+    assert len(every) == len(set(every)) == 2 * (1 + 2 * 9 + 1) + 2  # diagnose is for the first seed only
     assert [str(each) for each in every if each.dataset != "b-c" and each.seed != 1] == CHAIN
     assert Instance("train_vqvae", "a", 0).builds_on(Instance("fetch", "a"))
     assert not Instance("evaluate", "a", 0).builds_on(Instance("train_prior", "a", 1))

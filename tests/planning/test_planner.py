@@ -374,12 +374,13 @@ def test_a_code_of_high_value_is_executed_and_one_of_low_value_is_not(tiny_polic
     assert policy.critic is not None
     for place, code in enumerate(every.codes[0, :, 0]):
         policy.critic.values = lambda state, codes, code=code: 50.0 * (codes == code)  # type: ignore[method-assign, misc]
-        found = policy.plan(observation, generators(0))
+        found = with_planner(policy).plan(observation, generators(0))  # a planner keeps its trace
         np.testing.assert_allclose(found.actions[0], every.actions[0, place], rtol=1e-4, atol=1e-5)
         policy.critic.values = lambda state, codes, code=code: -50.0 * (codes == code)  # type: ignore[method-assign, misc]
         others = np.exp(every.log_probability[0]) * (np.arange(8) != place)
         without = np.einsum("k,kha->ha", others / others.sum(), every.actions[0])
-        np.testing.assert_allclose(policy.plan(observation, generators(0)).actions[0], without, rtol=1e-3, atol=1e-4)
+        found = with_planner(policy).plan(observation, generators(0))
+        np.testing.assert_allclose(found.actions[0], without, rtol=1e-3, atol=1e-4)
 
 
 def test_a_mean_needs_no_random_numbers(tiny_policy: Policy, tiny_params: Params) -> None:
@@ -425,3 +426,25 @@ def test_more_states_than_a_batch_holds_get_the_plans_that_they_get_alone(tiny_p
         alone = tiny_policy.plan(observations[i : i + 1], generators(i))
         np.testing.assert_array_equal(together.codes[i], alone.codes[0])
         np.testing.assert_allclose(together.actions[i], alone.actions[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"search": "prior_sampling"}, {"stop_at_end": True, "replacement": False}])
+def test_a_trace_finds_the_plan_of_its_operations_to_the_bit(tiny_policy: Policy, changes: dict[str, object]) -> None:
+    """For other states than it was recorded with, also once TorchScript has optimised it, which is at its third call."""
+    planner = with_planner(tiny_policy, **changes).planner
+    for observations in np.random.default_rng(3).normal(size=(6, 1, 11)).astype(np.float32):
+        states = torch.from_numpy(observations)
+        with torch.no_grad():
+            fields = planner.solve(states, planner.noise(generators(1)), best=True)
+        for name, expected in zip(vars(planner.plan(states, generators(1))).items(), fields, strict=True):
+            np.testing.assert_array_equal(name[1], expected.numpy(), err_msg=name[0])
+
+
+def test_a_trace_of_a_mean_finds_the_plan_of_its_operations_to_the_bit(tiny_policy: Policy, tiny_params: Params) -> None:
+    planner = with_actor(with_critic(tiny_policy, tiny_params.train_critic), tiny_params.train_actor).planner
+    for observations in np.random.default_rng(4).normal(size=(6, 1, 11)).astype(np.float32):
+        states = torch.from_numpy(observations)
+        with torch.no_grad():
+            fields = planner.solve(states, torch.empty(1, 0), best=True)
+        for name, expected in zip(vars(planner.plan(states, generators(1))).items(), fields, strict=True):
+            np.testing.assert_array_equal(name[1], expected.numpy(), err_msg=name[0])

@@ -20,7 +20,7 @@ from conftest import ROOT, random_episodes, tiny_tree
 from mlflow.pyfunc import scoring_server
 
 from benchmarks.sizes import params_of
-from pipelines.serving.scoring import CheckedRequests
+from pipelines.serving.scoring import Invocations
 from tap.data.history import History
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.decision_transformer import DecisionTransformer, window_params
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         trial = registry.load_test(version)
         np.testing.assert_allclose(trial.actions, policy.act(OBSERVATIONS, []), rtol=1e-4, atol=1e-5)
         model = mlflow.pyfunc.load_model(str(registry.download(version, folder / "model")))
-    app = CheckedRequests(scoring_server.init(model), model.metadata.signature)
+    app = Invocations(model, scoring_server.init(model))
     running = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="error"))
     thread = threading.Thread(target=running.run)
     thread.start()

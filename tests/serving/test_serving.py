@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -24,21 +25,23 @@ import requests
 import torch
 from conftest import ROOT, make_tiny_policy, random_episodes, tiny_tree
 from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
 from mlflow.pyfunc.model import PythonModelContext
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from mlflow.types import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
 from benchmarks.sizes import params_of
-from pipelines.serving.scoring import OneSentence
+from pipelines.serving.scoring import Invocations
 from pipelines.serving.serve import serve
 from pipelines.stages.train_bc import WINDOWS
 from tap.data.action_bounds import save_bounds
 from tap.data.windows import Layout, fit_normalizer
 from tap.methods.behaviour_cloning import BehaviourCloning
+from tap.methods.policy import Action
 from tap.planning.plan import Plan
 from tap.planning.planner import MAX_BATCH_STATES
 from tap.planning.policy import Policy
-from tap.serving.policy import ServedPolicy, SharedPolicy
+from tap.serving.policy import PlanRequest, ServedPolicy, SharedPolicy
 from tap.settings import Params, Runtime
 from tap.tracking import run as tracking
 from tap.tracking.registry import log_policy, open_registry
@@ -208,6 +211,47 @@ def test_the_size_of_a_batch_is_limited(tiny_policy: Policy) -> None:
     assert gate.batches == [1, 2 * (MAX_BATCH_STATES - 1), MAX_BATCH_STATES - 1]
 
 
+class Paced:
+    """A policy that takes all the time it is given, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.given = 0.0, []
+        self.budget_ms = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def check(self, observations: np.ndarray) -> None:
+        pass
+
+    def plan(self, observations: np.ndarray, generators: list[torch.Generator]) -> Action:
+        return Action(observations[:, None])
+
+    def plan_within(self, observations: np.ndarray, generators: list[torch.Generator], seconds: float) -> Action:
+        self.given.append((float(observations[0, 0]), seconds))
+        self.now += seconds
+        return Action(observations[:, None])
+
+
+def test_requests_with_a_budget_come_first_and_leave_the_others_theirs() -> None:
+    """None is late, though each takes all that it is given."""
+    paced = Paced()
+    shared = SharedPolicy(paced, paced.clock)  # type: ignore[arg-type]
+    states = [np.full((rows, 1), rows, float) for rows in (1, 2, 3, 4)]
+    requests = [
+        PlanRequest(state, generators(0, len(state)), None, end)
+        for state, end in zip(states, [9.0, 6.0, None, 12.0], strict=True)
+    ]
+    for waiting in requests:
+        shared._waiting.put(waiting)
+    shared._plan_waiting()
+    # The one that ends at 6 has 2 of 7 rows, that at 9 then 1 of 5, and that at 12 is the last.
+    first, second = 6 * 2 / 7, (9 - 6 * 2 / 7) / 5
+    assert paced.given == [(2.0, pytest.approx(first)), (1.0, pytest.approx(second)), (4.0, pytest.approx(12 - first - second))]
+    for waiting, state in zip(requests, states, strict=True):
+        np.testing.assert_array_equal(waiting.plan.result(timeout=0).actions[:, 0], state)
+
+
 class Server(NamedTuple):
     """`tap serve` of a champion with a tiny policy for Hopper."""
 
@@ -229,7 +273,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     runtime = Runtime(tracking_uri=uri, outbox=folder / ".tracking")
     tags = {"dataset": "tiny", "seed": 0, "scale": "cpu", "dataset_digest": "abc"}
     with tracking.start_run("evaluate", name="evaluate", params={}, tags=tags, runtime=runtime) as run:
-        log_policy(run, folder / "policy", OBSERVATIONS, 3)
+        log_policy(run, folder / "policy", OBSERVATIONS, 3, budget_ms=0.0)
         run.register("tap-tiny", {"score": 1.5})
     with open_registry(uri) as registry:
         found = registry.version_of_run("tap-tiny", run.id)
@@ -280,6 +324,9 @@ def test_a_champion_over_http(server: Server) -> None:
     status, answer = post(server, {"inputs": OBSERVATIONS.tolist(), "params": {"details": True}})
     assert status == 200
     np.testing.assert_allclose([record["action"] for record in answer["predictions"]], server.example, rtol=1e-5)
+    for budget_ms, searched in ((60_000, "beam-4"), (1e-6, "prior")):
+        status, answer = post(server, {"inputs": [ROW], "params": {"details": True, "budget_ms": budget_ms}})
+        assert status == 200 and answer["predictions"][0]["searched"] == searched
 
 
 ROW = [0.0] * 11
@@ -294,10 +341,11 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [["1", *ROW[1:]]]}, "inputs.0.0: Input should be a valid number."),
     ({"inputs": [[1e39, *ROW[1:]]]}, "inputs.0.0: Input should be less than or equal to 34"),
     ({"inputs": [ROW], "parms": {}}, "parms: Unknown field; the fields are inputs, params."),
-    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: Unknown field; the fields are seed, details."),
+    ({"inputs": [ROW], "params": {"sed": 1}}, "params.sed: Unknown field; the fields are seed, details, budget_ms."),
     ({"inputs": [ROW], "params": {"seed": "a"}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"seed": 1.5}}, "params.seed: Input should be a valid integer."),
     ({"inputs": [ROW], "params": {"details": 1}}, "params.details: Input should be a valid boolean."),
+    ({"inputs": [ROW], "params": {"budget_ms": -1}}, "budget_ms is -1: send a time in milliseconds, or 0 for none."),
     ({"inputs": [ROW], "params": 1}, "params: Input should be an object."),
     ({}, "inputs: Field required."),
     ([ROW], "request: Input should be an object."),
@@ -353,26 +401,41 @@ def test_the_documented_client_drives_an_environment(server: Server) -> None:
     assert int(found[2]) == step and float(found[1]) == pytest.approx(total, abs=0.5)
 
 
+class Failing:
+    """A model whose signature is that of the tiny policy, and whose `predict` fails or takes long."""
+
+    def __init__(self, error: Exception | None) -> None:
+        inputs = Schema([TensorSpec(np.dtype(np.float64), (-1, 1))])
+        outputs, params = (
+            Schema([TensorSpec(np.dtype(np.float32), (-1, 1))]),
+            ParamSchema([ParamSpec("seed", DataType.long, 0)]),
+        )
+        self.metadata = SimpleNamespace(signature=ModelSignature(inputs, outputs, params))
+        self.error = error
+
+    def predict(self, observations: np.ndarray, params: dict[str, Any]) -> np.ndarray:
+        if self.error:
+            raise self.error
+        time.sleep(0.5)
+        return observations
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "code", "sentence"),
+    ("error", "status", "code", "sentence"),
     [
-        (504, "Request processing time exceeded limit", "DEADLINE_EXCEEDED", "Request processing time exceeded limit."),
-        (
-            500,
-            json.dumps({"message": "Failed to predict data '[0\n 1]'. \nError: planning failed", "stack_trace": "Traceback"}),
-            "INTERNAL_ERROR",
-            "planning failed.",
-        ),
+        (None, 504, "DEADLINE_EXCEEDED", "The request took longer than 0.05 seconds; send fewer rows at a time."),
+        (MlflowException("planning failed", INTERNAL_ERROR), 500, "INTERNAL_ERROR", "planning failed."),
+        (MlflowException.invalid_parameter_value("no\nplan"), 400, "BAD_REQUEST", r"no\nplan."),
+        (KeyError("params"), 500, "INTERNAL_ERROR", "The model failed; see the server's log."),
     ],
 )
-def test_an_error_of_mlflows_becomes_one_sentence(status: int, body: str, code: str, sentence: str) -> None:
-    async def mlflow(scope: Scope, receive: Receive, send: Send) -> None:
-        half = len(body) // 2  # in two parts, as middleware sends it
-        await StreamingResponse(iter([body[:half], body[half:]]), status)(scope, receive, OneSentence(scope, receive, send))
+def test_a_failure_of_the_model_is_one_sentence(error: Exception | None, status: int, code: str, sentence: str) -> None:
+    app = Invocations(Failing(error), None)  # type: ignore[arg-type]
+    app.timeout = 0.05  # type: ignore[assignment]
 
     async def response() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(mlflow), base_url="http://server") as client:
-            return await client.get("/")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/invocations", json={"inputs": [[1.0]]})
 
     answer = asyncio.run(response())
     assert answer.status_code == status and answer.json()["message"] == sentence and answer.json()["error_code"] == code

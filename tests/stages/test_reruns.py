@@ -156,8 +156,8 @@ def restored(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize(
     ("change", "stale"),
     [
-        (set_to(1.0, "evaluate", "planner", "likelihood_weight"), names(EVALUATIONS)),
-        (set_to(3, "datasets", "my-hopper", "evaluate", "episodes"), names(EVALUATIONS | {"methods"})),
+        (set_to(1.0, "evaluate", "planner", "likelihood_weight"), names(EVALUATIONS | {"teacher"})),
+        (set_to(3, "datasets", "my-hopper", "evaluate", "episodes"), names(EVALUATIONS | {"methods", "teacher"})),
         (set_to(0.1, "train_bc", "fit", "weight_decay"), names({"train_methods"})),
         (set_to([], "methods"), set()),
         (set_to(2, "ablations", "no-search", "evaluate", "planner", "beam_width"), names({"ablations"})),

@@ -26,6 +26,7 @@ COMMANDS = (
     "promote",
     "models",
     "serve",
+    "export",
     "sync",
     "ui",
     "worker",

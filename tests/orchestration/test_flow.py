@@ -129,7 +129,7 @@ def test_flow_runs_what_is_stale_and_shows_its_output(
 
     flow.run(["a"], [0], promote=False)
     assert ran(project) == []
-    assert "All 12 stages are up to date" in capsys.readouterr().out
+    assert "All 13 stages are up to date" in capsys.readouterr().out
 
     (project / "fail").write_text("train_prior@a-1")
     with pytest.raises(ValueError, match=r"stage train_prior@a-1 failed.*dvc repro --single-item train_prior@a-1"):

@@ -157,7 +157,7 @@ def restored(request: pytest.FixtureRequest) -> Any:
     ("change", "stale"),
     [
         (set_to(1.0, "evaluate", "planner", "likelihood_weight"), names(EVALUATIONS | {"teacher"})),
-        (set_to(3, "datasets", "my-hopper", "evaluate", "episodes"), names(EVALUATIONS | {"methods", "teacher"})),
+        (set_to(3, "datasets", "my-hopper", "evaluate", "episodes"), names(EVALUATIONS | {"teacher"})),
         (set_to(0.1, "train_bc", "fit", "weight_decay"), names({"train_methods"})),
         (set_to([], "methods"), set()),
         (set_to(2, "ablations", "no-search", "evaluate", "planner", "beam_width"), names({"ablations"})),
@@ -195,7 +195,7 @@ def test_a_changed_param(edited: Path, change: Callable[[dict[str, Any]], None],
         ("tap/model/critic.py", {"train_critic", "ablation_critic"}),
         ("tap/model/actor.py", {"train_actor", "ablation_actor"}),
         ("tap/model/vqvae.py", {"train_vqvae", "ablation_vqvae"}),
-        ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae", "train_methods"}),
+        ("tap/data/windows.py", {"train_vqvae", "ablation_vqvae"}),
         ("tap/data/hdf5.py", {"fetch"}),
     ],
 )

@@ -147,7 +147,7 @@ def test_states_and_bounds_are_those_of_the_training_data(tmp_path: Path, monkey
     other = data_facts("mine", "cd" * 32, normalizer, layout, np.random.default_rng(0))
     assert normalizer.min is not None and normalizer.max is not None
     assert (normalizer.min[:4] <= other.states_NO).all() and (other.states_NO <= normalizer.max[:4]).all()
-    assert other.states_NO.shape == (256, 4) and np.isinf(other.bounds).all() and "digest" in other.drawn_from
+    assert other.states_NO.shape == (256, 4) and np.isinf(other.bounds).all() and "does not hold" in other.drawn_from
 
 
 # ---------------------------------------------------------------- a whole folder

@@ -149,7 +149,7 @@ class Invocations:
 
 
 def warm_up(model: PyFuncModel) -> None:
-    """Answer the model's example until answers no longer get faster, so that no client waits for the first ones."""
+    """Answer the model's example a few times: the first answers are slow, and no client should wait for them."""
     example = np.asarray(model.input_example)[:1]
     timed = BUDGET in [spec.name for spec in model.metadata.signature.params.params]
     for params in (*[{}] * WARM_UP, *([{BUDGET: 1.0}] if timed else [])):

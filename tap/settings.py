@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -149,7 +148,9 @@ class FitParams(Section):
     """One training run, counted in updates."""
 
     updates: PositiveInt
-    effective_share: Probability  # of the windows: below 1, those of episodes with high returns are drawn more often
+    effective_share: (
+        Probability  # of windows or transitions: below 1, those of high returns are drawn more often
+    )
     batch_size: PositiveInt  # global: summed over all processes
     learning_rate: PositiveFloat  # the peak of the schedule
     schedule: Literal["constant", "cosine"]  # cosine: the learning rate falls to 0 at the last update
@@ -220,13 +221,6 @@ class RewardParams(Section):
     return_range: PositiveFloat | None  # the scale is such that the returns of the data's episodes span this; null: it is 1
 
 
-def _drawn_alike(fit: FitParams) -> FitParams:
-    if fit.effective_share != 1:
-        raise ValueError("effective_share must be 1: values are learned from all transitions alike")
-    return fit
-
-
-TransitionsFit = Annotated[FitParams, AfterValidator(_drawn_alike)]
 Expectile = Annotated[float, Field(gt=0, lt=1)]  # of Q that V estimates
 
 
@@ -237,7 +231,7 @@ class _TransitionsParams(Section):
     rewards: RewardParams
     discount: Fraction
     target_rate: Probability  # share of the way that target networks move at each update
-    fit: TransitionsFit
+    fit: FitParams
 
 
 class TrainIqlParams(_TransitionsParams):
@@ -339,7 +333,7 @@ class CriticParams(Section):
     return_range: PositiveFloat | None  # rewards are scaled such that the returns of the data's episodes span this; null: not
     expectile: Expectile
     target_rate: Probability
-    fit: TransitionsFit
+    fit: FitParams
 
 
 class TrainTtQParams(TrainTtParams):

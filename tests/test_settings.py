@@ -109,10 +109,6 @@ def test_the_layers_rank_as_documented(params_yaml_with: Callable[..., Path]) ->
             "train_mopo: fit.warmup_updates 100 is not below dynamics.updates 100",
         ),
         (
-            {"train_mopo": {"fit": {"effective_share": 0.5}}},
-            "train_mopo.fit: effective_share must be 1: values are learned from all transitions alike",
-        ),
-        (
             {"train_prior": {"fit": {"learning_rate": float("nan")}}},
             "datasets.hopper-a.train_prior.fit.learning_rate: .*finite",
         ),

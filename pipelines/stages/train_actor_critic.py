@@ -47,5 +47,5 @@ def train_actor_critic(
         losses: dict[str, Tensor] = learner.loss(batch, training=not is_held_out)
         return losses
 
-    job.fit(learner, loss, len(held_out), policy.save, sample=training.sample, measure=measure)
+    job.fit(learner, loss, len(held_out), policy.save, sample=training.sampler(params.fit.effective_share), measure=measure)
     return policy

@@ -45,6 +45,6 @@ def train_critic(job: Job, policy: TrajectoryTransformerQ) -> dict[str, float]:
     def loss(indices: Tensor, is_held_out: bool) -> dict[str, Tensor]:
         return learner.loss((held_out if is_held_out else training).batch(indices), training=not is_held_out)
 
-    history = job.train(learner, loss, params.fit, len(held_out), training.sample, part="critic")
+    history = job.train(learner, loss, params.fit, len(held_out), training.sampler(params.fit.effective_share), part="critic")
     policy.q.requires_grad_(False)
     return {name: value for name, value in history[-1][1].items() if name in ("q_loss", "value_loss")}

@@ -47,13 +47,13 @@ def by_return(training: Selection, effective_share: float) -> WindowSampler:
     returns: where more episodes than the share are about equally good, all of them are used.
     """
     lengths_E = training.lengths
-    if effective_share == 1 or len(lengths_E) < 2:
-        return WindowSampler(lengths_E)
     return WindowSampler(lengths_E, return_weights(training.episodes.returns[training.indices], lengths_E, effective_share))
 
 
 def return_weights(returns_E: np.ndarray, lengths_E: np.ndarray, effective_share: float) -> np.ndarray:
     """exp(return / alpha) of each episode (E,), the largest 1, with alpha as in `by_return`."""
+    if effective_share == 1 or len(returns_E) < 2:
+        return np.ones(len(returns_E))
     gaps_E = returns_E - returns_E.max()
     spread = float(-gaps_E.min())
     if spread == 0:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tap.data.episodes import Selection
+from tap.data.sampling import WindowSampler, return_weights
 from tap.data.windows import Layout, Normalizer, Windows, penalized_rewards
 from tap.settings import RewardParams, WindowParams
 
@@ -73,6 +74,9 @@ class Transitions:
         terminals_N = np.concatenate([part for _, part in parts]) if parts else np.zeros(0, bool)
         last_N = np.zeros(len(rewards_N), bool)
         last_N[np.cumsum(episodes.lengths) - 1] = True
+        truncated_E = ~terminals_N[last_N]
+        self._lengths_E = episodes.lengths - truncated_E
+        self._returns_E = episodes.episodes.returns[episodes.indices]
         self._reward_N = torch.from_numpy((scale * (rewards_N + rewards.shift)).astype(np.float32)).to(device)
         self._terminated_N = torch.from_numpy(terminals_N).to(device)
         self._rows_M = torch.from_numpy(np.flatnonzero(~last_N | terminals_N)).to(device)
@@ -81,9 +85,11 @@ class Transitions:
         """M."""
         return len(self._rows_M)
 
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Indices (count,) of as many transitions, drawn alike with replacement."""
-        return torch.randint(len(self), (count,), generator=generator)
+    def sampler(self, effective_share: float) -> WindowSampler:
+        """Draws indices of transitions, by the return of their episodes as `tap.data.sampling.by_return` does."""
+        some_E = self._lengths_E > 0
+        lengths_E = self._lengths_E[some_E]
+        return WindowSampler(lengths_E, return_weights(self._returns_E[some_E], lengths_E, effective_share))
 
     def batches(self, count: int) -> Iterator[Batch]:
         """At most `count` transitions, spread evenly over all."""

@@ -68,11 +68,12 @@ def held_out(recorded: Transitions) -> Transitions:
 def fitted(recorded: Transitions, held_out: Transitions) -> DynamicsEnsemble:
     torch.manual_seed(0)
     dynamics, generator = DynamicsEnsemble(PARAMS, recorded, CPU), torch.Generator().manual_seed(0)
+    sample = recorded.sampler(1)
     optimizer = torch.optim.Adam(dynamics.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1500)
     for _ in range(1500):
         optimizer.zero_grad()
-        dynamics.loss(recorded.batch(recorded.sample(256, generator)))["loss"].backward()
+        dynamics.loss(recorded.batch(sample(256, generator)))["loss"].backward()
         optimizer.step()
         schedule.step()
     dynamics.choose_elites(held_out)

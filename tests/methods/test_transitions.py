@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tap.data.episodes import Episodes, Selection
+from tap.data.sampling import return_weights
 from tap.data.windows import fit_normalizer
 from tap.methods.transitions import WINDOWS, Transitions, reward_scale
 from tap.settings import RewardParams
@@ -54,9 +55,22 @@ def test_rewards_are_scaled_by_the_range_of_returns() -> None:
     assert reward_scale(Selection(EPISODES, np.array([0, 1])), RewardParams(shift=0, return_range=None)) == 1
 
 
+def drawn(indices: list[int], effective_share: float) -> list[float]:
+    """How often each transition is drawn, as a share."""
+    some = Selection(EPISODES, np.array(indices))
+    found = Transitions(some, fit_normalizer(some, WINDOWS), RewardParams(shift=0, return_range=None), 1, torch.device("cpu"))
+    indices_B = found.sampler(effective_share)(50_000, torch.Generator().manual_seed(0))
+    return (torch.bincount(indices_B, minlength=len(found)) / len(indices_B)).tolist()
+
+
 def test_transitions_are_drawn_alike() -> None:
-    some = Selection(EPISODES, np.arange(4))
-    normalizer = fit_normalizer(some, WINDOWS)
-    found = Transitions(some, normalizer, RewardParams(shift=0, return_range=None), 1, torch.device("cpu"))
-    counts = torch.bincount(found.sample(50_000, torch.Generator().manual_seed(0)))
-    assert len(found) == len(counts) == 5 and (counts / 10_000 - 1).abs().max() < 0.04
+    assert drawn([0, 1, 2, 3], effective_share=1) == pytest.approx([0.2] * 5, abs=0.008)
+
+
+def test_transitions_of_episodes_with_high_returns_are_drawn_more_often() -> None:
+    # Returns 6, 9 and 7, and 6 of an episode without a transition, which has no part in the temperature.
+    shares = drawn([0, 1, 2, 3], effective_share=0.6)
+    weights = return_weights(np.array([6.0, 9, 7]), np.array([3, 1, 1]), 0.6)
+    expected = np.repeat(weights, [3, 1, 1])
+    assert shares == pytest.approx((expected / expected.sum()).tolist(), abs=0.008)
+    assert shares[3] > shares[4] > shares[0]

@@ -16,7 +16,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,20 @@ class Frames:
         return f"row {group.first + row - self.offsets[part]} of {group.file.relative_to(self.path)}"
 
 
+@dataclass(frozen=True)
+class LerobotTable(Table):
+    """A table whose other columns can be read, too."""
+
+    frames: Frames = field(kw_only=True)
+
+    def read_other(self, key: str, rows: slice, most: int) -> np.ndarray | None:
+        """As `Table.read_other`. Raises ValueError if a file lacks the column, or has other dimensions there."""
+        feature = self.frames.features.get(key)
+        if feature is None or not NUMBERS.fullmatch(feature.dtype) or feature.dim > most:
+            return None
+        return np.asarray(self.frames.column(key)[rows], np.float64)
+
+
 def open_lerobot(path: Path, info: DatasetInfo, fetch: FetchParams) -> tuple[Table, Boundaries]:
     """The frames of the dataset in the folder `path`, and its episodes.
 
@@ -155,7 +169,7 @@ def open_lerobot(path: Path, info: DatasetInfo, fetch: FetchParams) -> tuple[Tab
     rewards: Column = at_end if reward is None or flag else frames.column(reward)
     file_of_tasks, tasks = _tasks(path)
     cameras = [name for name, feature in features.items() if feature.dtype in ("video", "image")]
-    table = Table(
+    table = LerobotTable(
         path,
         {"observations": frames.column(*observed), "actions": frames.column("action"), "rewards": rewards},
         {"observations": sum(features[name].dim for name in observed), "actions": features["action"].dim, "rewards": 1},
@@ -169,6 +183,7 @@ def open_lerobot(path: Path, info: DatasetInfo, fetch: FetchParams) -> tuple[Tab
             notes=[f"pictures are not used ({', '.join(cameras)}): policies observe numbers alone"] if cameras else [],
         ),
         place=frames.place,
+        frames=frames,
     )
     return table, Boundaries.of_episodes(lengths, succeeded)
 

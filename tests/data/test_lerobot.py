@@ -14,6 +14,7 @@ from recordings import fetch, read_recording
 from tap.data import chunks
 from tap.data.catalog import lookup
 from tap.data.episodes import Episodes
+from tap.data.recording import open_recording
 
 LENGTHS = [5, 1, 7, 4]
 NAMES = ["left", "right"]
@@ -34,10 +35,7 @@ class Folder:
             "frame_index": np.concatenate([np.arange(length) for length in lengths]),
         }
         self.columns["next.success"][[2, 4, 16]] = True  # episode 0, and the end of episode 3
-        self.features: dict[str, Any] = {
-            name: {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
-            for name, values in self.columns.items()
-        }
+        self.features: dict[str, Any] = {name: self.feature(values) for name, values in self.columns.items()}
         self.features["observation.state"]["names"] = {"motors": NAMES}
         self.features["observation.images.top"] = {
             "dtype": "video",
@@ -45,6 +43,14 @@ class Folder:
             "names": ["height", "width", "channel"],
         }
         self.counts = {"total_episodes": len(lengths), "total_frames": rows}
+
+    @staticmethod
+    def feature(values: np.ndarray) -> dict[str, Any]:
+        dtype = "string" if values.dtype.kind == "U" else str(values.dtype)
+        return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": None}
+
+    def add(self, column: str, values: np.ndarray) -> None:
+        self.columns[column], self.features[column] = values, self.feature(values)
 
     def leave_out(self, *columns: str) -> "Folder":
         for column in columns:
@@ -272,6 +278,33 @@ def recorded(request: pytest.FixtureRequest) -> Path:
     if not path.exists():
         pytest.skip("TAP_EXTRA_DATA names no folder with lerobot/")
     return path
+
+
+def timestamps(path: Path) -> np.ndarray | None:
+    params = fetch(source="lerobot", path=path)
+    with open_recording(path, lookup("arm", params), params) as recording:
+        return recording.timestamps()
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_times_of_frames_are_read_from_all_files(tmp_path: Path, version: str) -> None:
+    folder = Folder(tmp_path / "arm", version)
+    times = (folder.columns["frame_index"] / 30).astype(np.float32)
+    times[8:] += 0.5
+    folder.add("timestamp", times)
+    found = timestamps(folder.write())
+    assert found is not None
+    np.testing.assert_array_equal(found, times)
+
+
+def test_times_are_not_read_where_there_are_none(folder: Folder) -> None:
+    assert timestamps(folder.write()) is None
+
+
+@pytest.mark.parametrize("times", [np.zeros((17, 2)), np.array(["noon"] * 17), np.full(17, np.nan)])
+def test_what_is_no_time_of_a_frame_is_not_read(folder: Folder, times: np.ndarray) -> None:
+    folder.add("timestamp", times)
+    assert timestamps(folder.write()) is None
 
 
 def test_datasets_of_real_robots_agree_with_their_own_statistics(recorded: Path) -> None:

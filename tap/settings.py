@@ -148,9 +148,7 @@ class FitParams(Section):
     """One training run, counted in updates."""
 
     updates: PositiveInt
-    effective_share: (
-        Probability  # of windows or transitions: below 1, those of high returns are drawn more often
-    )
+    effective_share: Probability  # of windows or transitions: below 1, those of high returns are drawn more often
     batch_size: PositiveInt  # global: summed over all processes
     learning_rate: PositiveFloat  # the peak of the schedule
     schedule: Literal["constant", "cosine"]  # cosine: the learning rate falls to 0 at the last update
@@ -400,6 +398,7 @@ class PlannerParams(Section):
     temperature: PositiveFloat  # of critic_weighted, in units of the critic's held-out error
     actor: bool  # a mean over codes is moved such that under the prior its first action is the actor's
     objective: Unset[Literal["likelihood"]] = None  # of a plan, alone; else its return, too. Without rewards, the stages set it
+    precision: Unset[Literal["int8"]] = None  # of matrix products on a CPU, which are then faster; else float32
     budget_ms: Unset[PositiveFloat] = None  # the longest time to plan for a state: scores then depend on the machine's speed
 
     @model_validator(mode="after")

@@ -71,8 +71,10 @@ class ReactiveDecision(Decision):
 
 
 def decision_of(policy: Policy | MethodPolicy, method: str, bounds: ActionBounds) -> Decision:
-    """The decision of a policy on the CPU. Raises ValueError if that of its method is not one graph."""
+    """The decision of a policy on the CPU. Raises ValueError if that of its method is not one graph, or is in int8."""
     match policy:
+        case Policy(params=params) if params.precision:
+            raise ValueError(f"planner.precision {params.precision} is torch's own: export a version with a planner in float32")
         case Policy():
             return PlannedDecision(policy, bounds)
         case ReactivePolicy() if type(policy).plan is ReactivePolicy.plan:  # not of the Trajectory Transformer, which searches

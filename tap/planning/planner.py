@@ -24,6 +24,7 @@ from tap.cuda_graph import Graphed
 from tap.data.windows import Normalizer
 from tap.model.actor import Actor
 from tap.model.critic import Critic
+from tap.model.int8 import in_int8
 from tap.model.prior import Prior
 from tap.model.transformer import extend
 from tap.model.vqvae import VQVAE, Decoded
@@ -121,7 +122,7 @@ class Candidates:
 class Planner:
     """Plans with the models of one policy: by beam search, by sampling, or as the mean over single codes.
 
-    Raises ValueError if the search needs a critic or an actor and there is none.
+    Raises ValueError if the search needs a critic or an actor and there is none, and for int8 on another device than the CPU.
     """
 
     def __init__(
@@ -137,6 +138,8 @@ class Planner:
             raise ValueError("search critic_weighted needs a critic: run the stage train_critic, or choose another search")
         if params.averages and params.actor and actor is None:
             raise ValueError("planner.actor needs an actor: run the stage train_actor, or set it to false")
+        if params.precision == "int8":
+            vqvae, prior = in_int8(vqvae), in_int8(prior)
         self.vqvae, self.prior, self.normalizer, self.params = vqvae, prior, normalizer, params
         self.critic, self.actor = critic, actor if params.averages and params.actor else None
         # Of a mean over codes: tau, in units of return.
@@ -314,7 +317,8 @@ class Planner:
     def _run(self, observations_NO: Tensor, noise: Tensor, *, best: bool) -> Plan:
         """Plan for the states batch by batch."""
         assert len(noise) == len(observations_NO) > 0
-        sizes = batch_sizes(len(noise), recorded=observations_NO.is_cuda)
+        # In int8, a plan depends on the others of its batch.
+        sizes = [1] * len(noise) if self.params.precision else batch_sizes(len(noise), recorded=observations_NO.is_cuda)
         batches = zip(observations_NO.split(sizes), noise.split(sizes), strict=True)  # type: ignore[no-untyped-call]
         parts = [self._run_batch(*batch, best) for batch in batches]
         return Plan(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -120,6 +120,13 @@ def test_a_method_that_is_not_one_graph_is_refused_in_a_sentence(kind: type[Meth
         decision_of(reactive(kind, tiny_params), kind.name, no_bounds(3))
 
 
+def test_a_planner_in_int8_is_refused_in_a_sentence(tiny_policy: Policy) -> None:
+    params = tiny_policy.params.model_copy(update={"precision": "int8"})
+    policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
+    with pytest.raises(ValueError, match=r"planner\.precision int8 .*: export a version with a planner in float32"):
+        decision_of(policy, "tap", no_bounds(3))
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**70])
 def test_the_runner_draws_the_noise_that_a_server_draws_for_the_same_request(seed: int) -> None:
     runner = runpy.run_path(str(TEMPLATE / "run.py"))

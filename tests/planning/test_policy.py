@@ -107,3 +107,28 @@ def test_a_plan_is_out_of_distribution_where_its_score_is_penalised(tiny_policy:
     assert unlikely.any() and not unlikely.all()
     np.testing.assert_allclose(penalties[~unlikely], penalties.max(), atol=1e-3)
     assert (penalties[unlikely] < penalties.max() - 1e-3).all()
+
+
+@pytest.mark.parametrize("search", ["beam", "prior_mean"])
+def test_a_plan_in_int8_does_not_depend_on_other_states(tiny_policy: Policy, search: str) -> None:
+    params = tiny_policy.params.model_copy(update={"precision": "int8", "search": search})
+    policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
+    observations = np.random.default_rng(0).normal(size=(4, 11)) * [[0.1], [1], [10], [1]]
+    together = policy.plan(observations, generators(4))
+    for row, generator in enumerate(generators(4)):
+        alone = policy.plan(observations[row : row + 1], [generator])
+        np.testing.assert_array_equal(together.actions[row], alone.actions[0])
+        np.testing.assert_array_equal(together.codes[row], alone.codes[0])
+
+
+def test_a_policy_in_int8_is_saved_in_float32(tiny_policy: Policy, tmp_path: Path) -> None:
+    params = tiny_policy.params.model_copy(update={"precision": "int8"})
+    policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
+    observations = np.random.default_rng(0).normal(size=(4, 11))
+    expected = policy.plan(observations, generators(4))
+    policy.save(tmp_path)
+    loaded = Policy.load(tmp_path)
+    for name, tensor in tiny_policy.vqvae.state_dict().items():
+        assert torch.equal(loaded.vqvae.state_dict()[name], tensor), name
+    np.testing.assert_array_equal(loaded.plan(observations, generators(4)).actions, expected.actions)
+    assert (expected.actions != tiny_policy.plan(observations, generators(4)).actions).any()

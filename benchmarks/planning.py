@@ -50,15 +50,16 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
     observations = random_observations(1, layout)
     states = torch.from_numpy(observations).to(device)
     product, product_flops = matrix_product(device, torch.float32)
-    seconds = in_turn(
-        {
-            "fast": lambda: policy.plan(observations, generators(1)),
-            "reference": lambda: reference.plan(policy.planner, states, generators(1)),
-            "product": product,
-        },
-        device,
-        repetitions,
-    )
+    functions: dict[str, Any] = {
+        "fast": lambda: policy.plan(observations, generators(1)),
+        "reference": lambda: reference.plan(policy.planner, states, generators(1)),
+        "product": product,
+    }
+    if device.type == "cpu":
+        in_int8 = policy.params.model_copy(update={"precision": "int8"})
+        rounded = Policy(policy.vqvae, policy.normalizer, policy.prior, in_int8, device)
+        functions["int8"] = lambda: rounded.plan(observations, generators(1))
+    seconds = in_turn(functions, device, repetitions)
     needed = flops(params, layout)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     return {
@@ -66,6 +67,7 @@ def against_reference(task: str, device: torch.device, repetitions: int) -> Resu
         "latency_ms": 1000 * median["fast"],
         "reference_ms": 1000 * median["reference"],
         "speedup": ratio(seconds["reference"], seconds["fast"]),
+        **({"speedup_in_int8": ratio(seconds["reference"], seconds["int8"])} if "int8" in seconds else {}),
         "gflop": needed / 1e9,
         "peak_gflop_per_second": product_flops / median["product"] / 1e9,
         "share_of_peak": needed / product_flops * ratio(seconds["product"], seconds["fast"]),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -399,6 +399,42 @@ def test_the_documented_client_drives_an_environment(server: Server) -> None:
         observation, reward, terminated, truncated, _ = environment.step(np.clip(actions.pop(0), -1, 1))
         total, step, ended = total + float(reward), step + 1, terminated or truncated
     assert int(found[2]) == step and float(found[1]) == pytest.approx(total, abs=0.5)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[..., str]:
+    """Writes states as recorded where docs/robot_loop.py reads them, and runs it there."""
+
+    def loop(url: str, states: np.ndarray) -> str:
+        episodes = tmp_path / "data/raw/arm/episodes"
+        episodes.mkdir(parents=True)
+        np.save(episodes / "observations.npy", states.astype(np.float32))
+        client = [sys.executable, ROOT / "docs/robot_loop.py", url]
+        ran = subprocess.run(client, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return ran.stdout + ran.stderr
+
+    return loop
+
+
+@pytest.mark.xdist_group("serving")
+def test_the_documented_loop_sends_a_command_each_tick(server: Server, recorded: Callable[..., str]) -> None:
+    page, client = (ROOT / "docs/robots.md").read_text(), ROOT / "docs/robot_loop.py"
+    assert f"```python\n{client.read_text()}```\n" in page
+    usual = server.policy.normalizer.mean[server.policy.vqvae.layout.observation]
+    printed = recorded(server.url, np.tile(usual, (60, 1)))
+    found = re.search(r"(\d+) commands in ([\d.]+) s; (\d+) late answers, 0 states unlike the data", printed)
+    assert found, printed
+    commands, seconds, late = int(found[1]), float(found[2]), int(found[3])
+    assert commands >= 60 - late and seconds >= 60 / 30 - 0.05  # before the first answer there is no command
+
+
+@pytest.mark.xdist_group("serving")
+def test_the_documented_loop_stops_at_states_unlike_the_data(server: Server, recorded: Callable[..., str]) -> None:
+    states = np.tile(server.policy.normalizer.mean[server.policy.vqvae.layout.observation], (60, 1))
+    states[20:, 4] = 1000
+    printed = recorded(server.url, states)
+    assert "tick 20: observation[4] is 1000, far outside the training data" in printed
+    assert re.search(r"tick (29|[3-5]\d): no plan to trust since tick \d+: stopping the robot", printed), printed
 
 
 class Failing:

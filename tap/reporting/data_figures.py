@@ -24,6 +24,7 @@ def episodes_figure(values: np.ndarray, label: str) -> Figure:
         histogram.axvline(values.mean(), color=INK, linestyle="--", linewidth=1)
         histogram.set_title(f"mean {values.mean():,.4g} (dashed)")
         histogram.set(xlabel=label, ylabel="episodes")
+        histogram.xaxis.set_major_locator(MaxNLocator(5))
         histogram.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         points = {"color": TAP, "alpha": 0.5, "markeredgewidth": 0, "markersize": 3}
         order.plot(values, "o", rasterized=len(values) > RASTERIZED, **points)

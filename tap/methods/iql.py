@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrl.objectives import IQLLoss, SoftUpdate
 
 from tap.distributed import all_reduce_sum
-from tap.methods.networks import make_actor, make_q, make_value, transitions_dict
+from tap.methods.networks import make_imitator, make_q, make_value, transitions_dict
 from tap.methods.squashed_policy import IqlPolicy
 from tap.methods.transitions import Batch
 
@@ -24,7 +24,7 @@ class ImplicitQLearning(nn.Module):
         params, layout = policy.params, policy.layout
         self._squash = policy.squash
         self.losses = IQLLoss(
-            make_actor(policy),
+            make_imitator(policy),
             [make_q(params.network, layout, device) for _ in range(2)],
             make_value(params.network, layout, device),
             loss_function="l2",

@@ -9,7 +9,7 @@ from tensordict.nn import (
     TensorDictModule,
 )
 from torch import Tensor, nn
-from torchrl.modules import MLP, TanhNormal, ValueOperator
+from torchrl.modules import MLP, IndependentNormal, TanhNormal, ValueOperator
 
 from tap.data.windows import Layout
 from tap.methods.squashed_policy import SquashedPolicy
@@ -32,13 +32,26 @@ def transitions_dict(batch: Batch, action_BA: Tensor) -> TensorDict:
     return TensorDict({"observation": batch.observation_BO, "action": action_BA, "next": TensorDict(following, size)}, size)
 
 
+class TanhLocation(nn.Module):
+    """Bounds the location of a Gaussian, given with its scale, to between -1 and 1."""
+
+    def forward(self, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        location_BA, scale_BA = parameters
+        return location_BA.tanh(), scale_BA
+
+
 def make_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
-    """The policy's network with its distribution over actions between -1 and 1."""
-    parameters = nn.Sequential(policy.network, NormalParamExtractor(scale_mapping=SCALE_MAPPING, scale_lb=LEAST_SCALE))
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(parameters, in_keys=["observation"], out_keys=["loc", "scale"]),
-        ProbabilisticTensorDictModule(in_keys=["loc", "scale"], out_keys=["action"], distribution_class=TanhNormal),
-    )
+    """The policy's network with its distribution over actions between -1 and 1, a squashed Gaussian."""
+    return _actor(TanhNormal, policy.network, _extractor())
+
+
+def make_imitator(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
+    """The policy's network with a Gaussian around its action, as the authors of IQL have it.
+
+    Where recorded actions are clipped to a bound, a squashed Gaussian is likeliest with a location far out: an actor that only
+    imitates them would act nearer to the bound than they do in the mean.
+    """
+    return _actor(IndependentNormal, policy.network, _extractor(), TanhLocation())
 
 
 def make_q(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
@@ -50,6 +63,17 @@ def make_q(params: NetworkParams, layout: Layout, device: torch.device) -> Value
 def make_value(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
     """V of an observation."""
     return ValueOperator(_mlp(params, layout.observation_dim, device), in_keys=["observation"])
+
+
+def _extractor() -> NormalParamExtractor:
+    """Splits a network's output into location and scale."""
+    return NormalParamExtractor(scale_mapping=SCALE_MAPPING, scale_lb=LEAST_SCALE)
+
+
+def _actor(distribution: type, *modules: nn.Module) -> ProbabilisticTensorDictSequential:
+    parameters = TensorDictModule(nn.Sequential(*modules), in_keys=["observation"], out_keys=["loc", "scale"])
+    action = ProbabilisticTensorDictModule(in_keys=["loc", "scale"], out_keys=["action"], distribution_class=distribution)
+    return ProbabilisticTensorDictSequential(parameters, action)
 
 
 def _mlp(params: NetworkParams, inputs: int, device: torch.device) -> MLP:

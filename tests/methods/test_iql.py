@@ -67,7 +67,7 @@ def constant(network: torch.nn.Module, *outputs: float) -> None:
 
 @pytest.mark.parametrize(("value", "value_loss"), [(1.0, 0.7 * 1**2), (4.0, 0.3 * 2**2)])
 def test_the_losses_are_those_computed_by_hand(at_once: IqlPolicy, value: float, value_loss: float) -> None:
-    """Targets equal Q: 2 and 5, so the smaller is 2; the actor's Gaussian has location 0 and scale 1 before it is squashed."""
+    """Targets equal Q: 2 and 5, so the smaller is 2; the actor's Gaussian has location 0 and scale 1."""
     learning = ImplicitQLearning(at_once, CPU)
     losses = learning.losses
     constant(losses.qvalue_network_params, 2.0, 5.0)
@@ -80,7 +80,7 @@ def test_the_losses_are_those_computed_by_hand(at_once: IqlPolicy, value: float,
     targets = np.array([1 + 0.9 * value, -1.0])
     assert found["q_loss"] == pytest.approx(np.mean((2 - targets) ** 2 + (5 - targets) ** 2), rel=1e-5)
     assert found["value_loss"] == pytest.approx(value_loss, rel=1e-5)
-    density = -(np.arctanh(squashed) ** 2) / 2 - math.log(math.sqrt(2 * math.pi)) - np.log(1 - squashed**2)
+    density = -(squashed**2) / 2 - math.log(math.sqrt(2 * math.pi))
     assert found["actor_loss"] == pytest.approx(np.mean(-math.exp(3.0 * (2 - value)) * density), rel=1e-4)
     assert found["loss"] == pytest.approx(found["q_loss"] + found["value_loss"] + found["actor_loss"], rel=1e-5)
 
@@ -95,6 +95,24 @@ def test_an_actors_weight_is_at_most_100(at_once: IqlPolicy) -> None:
     )
     loss = learning.loss(batch, training=True)["actor_loss"].item()
     assert loss == pytest.approx(100 * math.log(math.sqrt(2 * math.pi)), rel=1e-4)
+
+
+def test_without_advantages_the_actor_acts_as_clipped_actions_do_in_the_mean(at_once: IqlPolicy) -> None:
+    """A third of them are at a bound. Their mean is 0.48; the mode of a squashed Gaussian would be 0.78."""
+    learning = ImplicitQLearning(at_once, CPU)
+    constant(learning.losses.qvalue_network_params, 0.0, 0.0)
+    constant(learning.losses.value_network_params, 0.0)
+    squashed_B1 = (0.6 + 0.8 * torch.randn(512, 1, generator=torch.Generator().manual_seed(0))).clamp(-0.99, 0.99)
+    ends_B = torch.zeros(512, dtype=torch.bool)
+    actions_B1 = at_once.centre_A + at_once.half_A * squashed_B1
+    batch = Batch(torch.zeros(512, 1), actions_B1, torch.zeros(512), torch.zeros(512, 1), ends_B)
+    optimizer = torch.optim.Adam(at_once.network.parameters(), 3e-3)
+    for _ in range(400):
+        optimizer.zero_grad()
+        learning.loss(batch, training=False)["actor_loss"].backward()
+        optimizer.step()
+    acts = at_once.squash(at_once(torch.zeros(1, 1))).item()
+    assert acts == pytest.approx(squashed_B1.mean().item(), abs=0.03)
 
 
 def test_targets_follow_in_training_and_not_in_measuring(policy: IqlPolicy) -> None:

@@ -53,4 +53,4 @@ for tick in range(min(300, len(recorded))):
     elif commands:
         send(commands[-1])  # the plan is used up: hold the last command
     time.sleep(max(0, begin + (tick + 1) * PERIOD - time.monotonic()))
-print(f"{len(commands)} commands in {time.monotonic() - begin:.1f} s; {late} late answers, {doubtful} states unlike the data")
+print(f"{len(commands)} commands in {time.monotonic() - begin:.1f} s; late answers: {late}; states unlike the data: {doubtful}")

@@ -422,7 +422,7 @@ def test_the_documented_loop_sends_a_command_each_tick(server: Server, recorded:
     assert f"```python\n{client.read_text()}```\n" in page
     usual = server.policy.normalizer.mean[server.policy.vqvae.layout.observation]
     printed = recorded(server.url, np.tile(usual, (60, 1)))
-    found = re.search(r"(\d+) commands in ([\d.]+) s; (\d+) late answers, 0 states unlike the data", printed)
+    found = re.search(r"(\d+) commands in ([\d.]+) s; late answers: (\d+); states unlike the data: 0", printed)
     assert found, printed
     commands, seconds, late = int(found[1]), float(found[2]), int(found[3])
     assert commands >= 60 - late and seconds >= 60 / 30 - 0.05  # before the first answer there is no command

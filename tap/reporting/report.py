@@ -34,6 +34,7 @@ from tap.reporting.tables import (
     markdown,
     protocol_table,
     sampled_plans_table,
+    score_cell,
 )
 from tap.results import IMITATION, AnyEvaluation, Diagnosis, TrainingMetrics, ValidationReport
 from tap.settings import METHODS
@@ -71,6 +72,7 @@ def write_report(data: Path, out: Path) -> Path:
         histograms=histograms,
         training=_training_metrics(data / "metrics"),
         sources=SOURCES,
+        score_cell=score_cell,
         methods=methods_run(rows),
         titles={name: info.title for name, info in CATALOG.items()},
     )

@@ -113,7 +113,9 @@ def _main_table(title: str, rows: Sequence[Row], suite: str) -> Table:
         *zip(*(_scores(row, others) for row in rows), strict=True),
         *([published.get((paper or "", method)) for paper in papers] for method in methods),
     ]
-    cells = zip(*(map(_text, column) for column in columns), strict=True)
+    shown = [[*map(_text, column)] for column in columns]
+    shown[1 : 1 + len(others)] = [[score_cell(row.method(name), row) for row in rows] for name in others]
+    cells = zip(*shown, strict=True)
     lines = [
         Line(row.first.dataset, describe(row) + (f"; the paper's: D4RL's {paper}" if paper else ""), texts)
         for row, paper, texts in zip(rows, papers, cells, strict=True)

@@ -99,6 +99,14 @@ def test_other_methods_are_beside_tap_if_they_were_run() -> None:
     assert table.groups[0] == ("this run", 4)
 
 
+def test_a_method_with_fewer_seeds_than_tap_says_so() -> None:
+    runs = [Evaluation.model_validate(evaluation_json(dataset="hopper-medium-v2", seed=seed)) for seed in (0, 1)]
+    runs.append(Evaluation.model_validate(cloned_json(dataset="hopper-medium-v2", seed=0, normalized_score=20.0)))
+    (table,) = main_tables(table_rows(runs))
+    assert columns_of(table)["behaviour cloning"][0].startswith("20.0 ± ")
+    assert columns_of(table)["behaviour cloning"][0].endswith(" (1 seed, ± over episodes)")
+
+
 def test_returns_are_not_called_scores() -> None:
     (table,) = main_tables(table_rows([evaluation(dataset="my-point", source="file", **UNSCORED)]))
     assert table.lines[0].cells[:2] == ("1200.0 ± 152.8", "700.0")

@@ -131,6 +131,14 @@ class Histogram(Record):
     edges: list[float]
 
 
+class OwnEnvironment(Record):
+    """The environment that a dataset names: facts about it, called as in its params."""
+
+    environment: str  # a gymnasium id
+    environment_kwargs: dict[str, Any] = {}
+    max_episode_steps: Absent[int] = None
+
+
 class ValidationReport(Record):
     """A dataset's file, and the episodes cut from it."""
 
@@ -149,6 +157,7 @@ class ValidationReport(Record):
     tasks: Absent[list[str]] = None  # in words
     observation_names: Absent[list[str]] = None  # of each dimension
     action_names: Absent[list[str]] = None
+    own_environment: Absent[OwnEnvironment] = None  # if policies are evaluated in it, since params name none
     length: EpisodeLength
     episode_return: EpisodeReturn = Field(alias="return")
     normalized_score_mean: float | None  # None without reference scores

@@ -18,9 +18,8 @@ import torch
 from matplotlib.image import imsave
 
 from pipelines.command_line import Dataset, Seed, main
-from pipelines.stages.evaluate import load_policy, trained_by, with_objective
+from pipelines.stages.evaluate import load_policy, read_params, trained_by
 from pipelines.stages.evaluation import DATA, provenance, run_ids, tags_of
-from pipelines.stages.params import EvaluateStage
 from tap.data.catalog import DatasetInfo
 from tap.data.episodes import Episodes
 from tap.data.sampling import by_return
@@ -41,7 +40,7 @@ VIEWS = {"antmaze": (0, 1)}  # by suite: the observation dimensions to plot plan
 
 def run(dataset: Dataset, seed: Seed) -> None:
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
-    resolved, key, runtime = with_objective(EvaluateStage.read(dataset), validation), instance_key(dataset, seed), Runtime()
+    resolved, key, runtime = read_params(dataset, validation), instance_key(dataset, seed), Runtime()
     facts = provenance(resolved, validation, seed)
     policy, checked = (load_policy(key, params, runtime) for params in (resolved.params, with_all_models(resolved.params)))
     with tracking.start_run(

@@ -22,6 +22,7 @@ from pipelines.stages.evaluation import (
     run_ids,
     tags_of,
     training_minutes,
+    with_own_environment,
 )
 from pipelines.stages.params import EvaluateStage
 from tap.data.action_bounds import known_bounds
@@ -55,7 +56,7 @@ def run(dataset: Dataset, seed: Seed) -> None:
 def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -> None:
     """Evaluate the policy, write its metrics, plots and run; without an ablation, also log and register it as a model."""
     validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
-    resolved = with_objective(EvaluateStage.read(dataset, ablation), validation)
+    resolved = read_params(dataset, validation, ablation)
     runtime, name = Runtime(), instance_key(dataset, seed, ablation)
     params, info = resolved.params, resolved.info
     episodes = Episodes.load(DATA / "raw" / dataset / "episodes")
@@ -108,6 +109,11 @@ def evaluate(stage: str, dataset: str, seed: int, ablation: str | None = None) -
             evaluation = register(tracked, model_name(dataset), policy, bounds, states, evaluation, validation, budget)
         log(tracked, evaluation)
         evaluation.write(metrics_path(DATA, stage, name))
+
+
+def read_params(dataset: str, validation: ValidationReport, ablation: str | None = None) -> EvaluateStage:
+    """The params as they are used for this dataset. Raises ValueError as `with_objective` does."""
+    return with_objective(with_own_environment(EvaluateStage.read(dataset, ablation), validation), validation)
 
 
 def with_objective(resolved: EvaluateStage, validation: ValidationReport) -> EvaluateStage:

@@ -5,13 +5,13 @@ import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipelines.stages.params import EvaluateStage, MethodsStage
 from tap.data.action_bounds import ActionBounds, save_bounds
-from tap.data.catalog import DatasetInfo
+from tap.data.catalog import DatasetInfo, with_environment
 from tap.data.episodes import Episodes
 from tap.data.score import normalized_score
 from tap.envs.make import simulator, versions
@@ -35,6 +35,7 @@ from tap.tracking.model_card import model_card
 from tap.tracking.registry import METRICS, MODEL_DIGEST, log_policy
 
 DATA = Path("data")
+Resolved = TypeVar("Resolved", EvaluateStage, MethodsStage)
 
 
 def run_ids(stages: Iterable[str], key: str) -> dict[str, str | None]:
@@ -52,6 +53,11 @@ def training_minutes(stages: Iterable[str], key: str) -> float | None:
 def _lineages(stages: Iterable[str], key: str) -> dict[str, Lineage | None]:
     paths = {stage: lineage_path(stage, key) for stage in stages}
     return {stage: Lineage.read(path) if path.exists() else None for stage, path in paths.items()}
+
+
+def with_own_environment(resolved: Resolved, validation: ValidationReport) -> Resolved:
+    """The params of a stage with the environment that the dataset itself names, where the stage fetch chose it."""
+    return resolved.model_copy(update={"info": with_environment(resolved.info, validation.own_environment)})
 
 
 def provenance(resolved: EvaluateStage | MethodsStage, validation: ValidationReport, seed: int) -> Provenance:

@@ -20,6 +20,7 @@ from pipelines.stages.evaluation import (
     run_ids,
     tags_of,
     training_minutes,
+    with_own_environment,
 )
 from pipelines.stages.params import MethodsStage
 from tap.data.action_bounds import known_bounds
@@ -44,10 +45,11 @@ from tap.tracking.registry import model_name
 
 def run(dataset: Dataset, seed: Seed, method: Method) -> None:
     """Evaluate the policy as the stage `evaluate` does; write its metrics and run, log and register it as a model."""
-    resolved, runtime, name = MethodsStage.read(dataset, method), Runtime(), instance_key(dataset, seed, method)
+    validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
+    resolved = with_own_environment(MethodsStage.read(dataset, method), validation)
+    runtime, name = Runtime(), instance_key(dataset, seed, method)
     params, info, stage, models = resolved.params, resolved.info, f"train_{method}", instance_key(dataset, seed)
     episodes = Episodes.load(DATA / "raw" / dataset / "episodes")
-    validation = ValidationReport.read(DATA / "raw" / dataset / "validation.json")
     policy = load_policy(weights_folder(stage, models), str(choose_device(runtime.device)))
     bounds = known_bounds(validation, info, resolved.fetch)
     runs, facts = run_ids([stage], models), provenance(resolved, validation, seed)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from tap.results import OwnEnvironment
 from tap.settings import NO_REWARD, FetchParams, Source, Suite, Unset, suite_of
 
 # Sources of a path whose files state where episodes end.
@@ -133,3 +134,11 @@ def lookup(dataset: str, fetch: FetchParams) -> DatasetInfo:
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
         raise ValueError(f"{key}: reference_min_score ({low}) and reference_max_score ({high}) must both be set, min below max")
     return info
+
+
+def with_environment(info: DatasetInfo, found: OwnEnvironment | None) -> DatasetInfo:
+    """`info` with the environment that the dataset itself names, if it names one; a limit of steps in `info` stays."""
+    if found is None:
+        return info
+    limit = info.max_episode_steps or found.max_episode_steps
+    return replace(info, environment=found.environment, environment_kwargs=found.environment_kwargs, max_episode_steps=limit)

@@ -9,6 +9,7 @@
 - Observations that are a Dict are flattened: the keys `fetch.observations`, joined in this order, by default all of them in
   alphabetical order, as in gymnasium. A key in a Dict in another one is "outer/inner".
 - The last observation of an episode, after its last action, is not a step, and left out.
+- Policies are evaluated in the environment of the metadata, unless params name another.
 - An episode whose last step is a termination ends in a terminal; every other one is truncated.
 """
 
@@ -31,8 +32,10 @@ from tap.data.boundaries import Boundaries
 from tap.data.catalog import DatasetInfo
 from tap.data.metadata import read_metadata
 from tap.data.table import Facts, Parts, Table
+from tap.results import OwnEnvironment
 from tap.settings import FetchParams
 
+PACKAGES = ("gymnasium", "gymnasium_robotics")  # whose environments are made
 PICTURE_DIMS = 3  # Minari may compress a uint8 Box of so many dimensions as JPEG
 
 
@@ -70,12 +73,27 @@ class Environment(BaseModel):
     """A gymnasium environment, as Minari describes it."""
 
     id: str
+    entry_point: Any = None
     max_episode_steps: PositiveInt | None = None
+    kwargs: dict[str, Any] = {}
+    additional_wrappers: list[Any] = []
 
-    def note(self) -> str:
-        """How to evaluate in it."""
-        steps = "" if self.max_episode_steps is None else f", max_episode_steps: {self.max_episode_steps}"
-        return f"it was recorded in {self.id}: `environment: {self.id}{steps}` beside its path evaluates policies there"
+    @property
+    def obstacle(self) -> str | None:
+        """Why it is not made, if it is not. Only PACKAGES are imported for a dataset: it may name any code."""
+        if self.additional_wrappers:
+            return "it has wrappers"
+        return None if self._package in PACKAGES else f"it is of none of {' and '.join(PACKAGES)}"
+
+    @property
+    def _package(self) -> str:
+        return str(self.entry_point).split(".")[0]
+
+    def facts(self) -> OwnEnvironment:
+        """How it is made. With its package in its name, it has that package's rewards, where D4RL's are others."""
+        name = self.id if self._package == "gymnasium" else f"{self._package}:{self.id}"
+        arguments = {key: value for key, value in self.kwargs.items() if key != "render_mode"}
+        return OwnEnvironment(environment=name, environment_kwargs=arguments, max_episode_steps=self.max_episode_steps)
 
 
 class Metadata(BaseModel):
@@ -86,7 +104,12 @@ class Metadata(BaseModel):
     observation_space: Json[Space]
     action_space: Json[Space]
     env_spec: Json[Environment] | None = None
+    eval_env_spec: Json[Environment] | None = None  # where that to evaluate in is another
     has_rewards: bool = True  # what `tap export-dataset` adds
+
+    @property
+    def environment(self) -> Environment | None:
+        return self.eval_env_spec or self.env_spec
 
 
 class Storage(Protocol):
@@ -149,12 +172,19 @@ def open_minari(path: Path, info: DatasetInfo, fetch: FetchParams) -> Iterator[t
         }
         dims = {name: each.dim for name, each in columns.items()}
         named = [f"{name}[{i}]" for name, space in spaces.items() if name for i in range(space.dim)]
+        environment, notes = metadata.environment, []
+        if environment and environment.obstacle and info.environment is None:
+            notes = [
+                f"it was recorded in {environment.id}, which is not made for it, since {environment.obstacle}: to evaluate "
+                f"policies in one, set datasets.{info.id}.fetch.environment in params.yaml"
+            ]
         facts = Facts(
             [file, *storage.files],
             has_rewards=metadata.has_rewards,
             observation_names=named,
             action_bounds=_bounds(metadata.action_space, file),
-            notes=[metadata.env_spec.note()] if metadata.env_spec and info.environment is None else [],
+            environment=environment.facts() if environment and not environment.obstacle else None,
+            notes=notes,
         )
         yield Table(path, columns, dims, facts, place=place), Boundaries.of_episodes(lengths, terminated)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tap.data.action_bounds import ActionBounds
 from tap.data.chunks import row_chunks
+from tap.results import OwnEnvironment
 
 FLAGS = ("terminals", "timeouts")
 SCALARS = (*FLAGS, "rewards")
@@ -59,6 +60,7 @@ class Facts:
     observation_names: Sequence[str] = ()  # of each dimension
     action_names: Sequence[str] = ()
     action_bounds: ActionBounds | None = None
+    environment: OwnEnvironment | None = None  # to evaluate policies in
     notes: Sequence[str] = ()  # sentences for its validation report
 
 

@@ -47,6 +47,7 @@ def validate(recording: Recording) -> ValidationReport:
         "tasks": list(facts.tasks) or None,
         "observation_names": list(facts.observation_names) or None,
         "action_names": list(facts.action_names) or None,
+        "own_environment": facts.environment,
         "length": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "return": {"mean": float(returns.mean()), "min": float(returns.min()), "max": float(returns.max())},
         "normalized_score_mean": None if low is None or high is None else float(100 * (returns.mean() - low) / (high - low)),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import gymnasium_robotics
 import h5py
 import minari
 import numpy as np
@@ -119,14 +120,43 @@ def test_an_id_names_a_dataset_in_minaris_cache(tmp_path: Path, monkeypatch: pyt
         obtain(info, tmp_path / "elsewhere", tmp_path / "lock")
 
 
-def test_the_environment_of_the_metadata_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(tmp_path, monkeypatch)
+def with_spec(folder: Folder, **specs: str) -> None:
+    """Metadata that name environments, as JSON of their specifications."""
     path = folder.path / "data/metadata.json"
-    metadata = json.loads(path.read_text()) | {"env_spec": gymnasium.spec("InvertedPendulum-v5").to_json()}
-    path.write_text(json.dumps(metadata))
-    note = "it was recorded in InvertedPendulum-v5: `environment: InvertedPendulum-v5, max_episode_steps: 1000` beside its path"
-    assert any(each.startswith(note) for each in folder.load()[1]["warnings"])
-    assert not any("recorded in" in each for each in folder.load(environment="InvertedPendulum-v5")[1]["warnings"])
+    path.write_text(json.dumps(json.loads(path.read_text()) | specs))
+
+
+def test_facts_of_the_environment_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path, monkeypatch)
+    gymnasium.register_envs(gymnasium_robotics)
+    recorded, evaluated = (gymnasium.spec(f"PointMaze_{maze}-v3") for maze in ("UMaze", "Medium"))
+    with_spec(folder, env_spec=recorded.to_json())
+    expected = {
+        "environment": "gymnasium_robotics:PointMaze_UMaze-v3",
+        "environment_kwargs": recorded.kwargs,
+        "max_episode_steps": 300,
+    }
+    assert folder.load()[1]["own_environment"] == expected
+    with_spec(folder, eval_env_spec=evaluated.to_json())
+    own = folder.load()[1]["own_environment"]
+    assert (own["environment"], own["max_episode_steps"]) == ("gymnasium_robotics:PointMaze_Medium-v3", 600)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"entry_point": "os:system"}, "it is of none of gymnasium and gymnasium_robotics"),
+        ({"additional_wrappers": [{"name": "Rescale", "entry_point": "os:system", "kwargs": {}}]}, "it has wrappers"),
+    ],
+)
+def test_no_code_that_a_dataset_names_is_imported(
+    changes: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, monkeypatch)
+    with_spec(folder, env_spec=json.dumps(json.loads(gymnasium.spec("InvertedPendulum-v5").to_json()) | changes))
+    report = folder.load()[1]
+    assert "own_environment" not in report
+    assert any(f"InvertedPendulum-v5, which is not made for it, since {reason}" in each for each in report["warnings"])
 
 
 def mistake_of(folder: Folder, **changes: Any) -> str:

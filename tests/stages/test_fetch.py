@@ -9,22 +9,31 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import gymnasium_robotics
 import h5py
+import minari
 import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
+from minari.data_collector import EpisodeBuffer
 
 from pipelines.command_line import main
 from pipelines.stages import fetch
+from pipelines.stages.evaluation import with_own_environment
+from pipelines.stages.params import EvaluateStage
 from tap.data.catalog import DatasetInfo, known_datasets
 from tap.data.download import obtain
 from tap.data.episodes import ARRAYS, Episodes
-from tap.files import read_json, sha256
+from tap.envs.make import make_environment
+from tap.files import read_json, sha256, write_json
+from tap.results import ValidationReport
 
 
 def write_dataset(path: Path, observation_dim: int = 11, action_dim: int = 3, rows: int = 2000) -> Path:
@@ -366,6 +375,59 @@ def test_a_fetch_that_fails_leaves_no_report_of_another_file(project: Path, monk
     with pytest.raises(OSError, match="No space"):
         fetch.run("mine")
     assert (folder / "episodes/actions.npy").read_bytes() == before and not (folder / "validation.json").exists()
+
+
+def collect_for_minari(project: Path, environment: str) -> Path:
+    """Two short episodes of the same action, written by the package minari."""
+    episodes = []
+    with closing(gymnasium.make(environment)) as env:
+        for seed in range(2):
+            observations = [env.reset(seed=seed)[0], *(env.step(np.ones(2))[0] for _ in range(3))]
+            columns = {key: np.stack([each[key] for each in observations]) for key in observations[0]}
+            buffer = EpisodeBuffer(
+                observations=columns,
+                actions=np.ones((3, 2)),
+                rewards=np.zeros(3),
+                terminations=np.zeros(3, bool),
+                truncations=np.arange(3) == 2,
+            )
+            episodes.append(buffer)
+        minari.create_dataset_from_buffers("mine/constant-v0", episodes, env=env)
+    return project / "minari/mine/constant-v0"
+
+
+def test_a_minari_dataset_is_evaluated_in_its_own_environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(project / "minari"))
+    gymnasium.register_envs(gymnasium_robotics)
+    folder = collect_for_minari(project, "PointMaze_UMaze-v3")
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    facts: dict[str, Any] = {"source": "minari", "path": "mine/constant-v0", "observations": ["observation", "desired_goal"]}
+    params["datasets"]["maze"] = {"fetch": facts}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    fetch.run("maze")
+    validation = ValidationReport.read(project / "data/raw/maze/validation.json")
+    assert not any("recorded in" in each or "no environment" in each for each in validation.warnings)
+    info = with_own_environment(EvaluateStage.read("maze"), validation).info
+    with closing(make_environment(info)) as env:
+        first = Episodes.load(project / "data/raw/maze/episodes").observations[0]
+        np.testing.assert_allclose(env.reset(seed=0)[0], first, rtol=1e-6)
+        assert env.spec is not None and env.spec.max_episode_steps == info.max_episode_steps == 300
+
+    metadata = read_json(folder / "data/metadata.json")
+    write_json(folder / "data/metadata.json", metadata | {"env_spec": gymnasium.spec("Hopper-v5").to_json()})
+    fetch.run("maze")
+    validation = ValidationReport.read(project / "data/raw/maze/validation.json")
+    assert any(
+        "recorded in Hopper-v5, in which no policy can be evaluated here: maze: observations have 6 dimensions" in each
+        for each in validation.warnings
+    )
+    assert with_own_environment(EvaluateStage.read("maze"), validation).info.environment is None
+
+    facts |= {"environment": "gymnasium_robotics:PointMaze_UMaze-v3", "max_episode_steps": 50}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    fetch.run("maze")
+    validation = ValidationReport.read(project / "data/raw/maze/validation.json")
+    assert validation.own_environment is None and not any("recorded in" in each for each in validation.warnings)
 
 
 def test_clipping_needs_bounds(project: Path) -> None:

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
-from pydantic import BaseModel, Json, PositiveInt
+from pydantic import BaseModel, Field, Json, PositiveInt
 
 from tap.data import arrow, hdf5
 from tap.data.action_bounds import ActionBounds
@@ -75,7 +75,7 @@ class Environment(BaseModel):
     id: str
     entry_point: Any = None
     max_episode_steps: PositiveInt | None = None
-    kwargs: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field({}, alias="kwargs")  # of its constructor
     additional_wrappers: list[Any] = []
 
     @property
@@ -92,7 +92,7 @@ class Environment(BaseModel):
     def facts(self) -> OwnEnvironment:
         """How it is made. With its package in its name, it has that package's rewards, where D4RL's are others."""
         name = self.id if self._package == "gymnasium" else f"{self._package}:{self.id}"
-        arguments = {key: value for key, value in self.kwargs.items() if key != "render_mode"}
+        arguments = {key: value for key, value in self.arguments.items() if key != "render_mode"}
         return OwnEnvironment(environment=name, environment_kwargs=arguments, max_episode_steps=self.max_episode_steps)
 
 

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
-from pydantic import BaseModel, Field, Json, PositiveInt
+from pydantic import AliasPath, BaseModel, Field, Json, PositiveInt
 
 from tap.data import arrow, hdf5
 from tap.data.action_bounds import ActionBounds
@@ -75,7 +75,7 @@ class Environment(BaseModel):
     id: str
     entry_point: Any = None
     max_episode_steps: PositiveInt | None = None
-    arguments: dict[str, Any] = Field({}, alias="kwargs")  # of its constructor
+    arguments: dict[str, Any] = Field({}, validation_alias=AliasPath("kwargs"))  # of its constructor
     additional_wrappers: list[Any] = []
 
     @property

@@ -9,6 +9,7 @@ Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
 """
 
 import runpy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from pipelines.exporting.decision import Decision
+from tap.data.history import History
 from tap.model.vqvae import Decoded
+from tap.planning.plan import Remembering
 from tap.planning.planner import MAX_BATCH_STATES, Planner
 from tap.planning.policy import Policy
 from tap.results import Record
@@ -36,13 +39,14 @@ class Expected:
     """What the policy does at each of N states, with the seed n at the n-th."""
 
     states_NO: np.ndarray
+    histories: Sequence[History]  # of each state's episode
     noise_NS: Tensor
     actions_NHA: np.ndarray  # within bounds
     codes_NM: np.ndarray | None
     decided_N: np.ndarray  # bool, whether rounding does not decide
 
     def sample(self) -> dict[str, Any]:
-        """sample.json: the first state at which rounding does not decide."""
+        """sample.json: the first state at which rounding does not decide. The first of all is the start of an episode."""
         n = int(self.decided_N.argmax())
         sample = {"observation": self.states_NO[n].tolist(), "seed": n, "generator": _generators(n)[0].initial_seed() % 2**32}
         sample["action"] = self.actions_NHA[n, 0].tolist()
@@ -99,10 +103,11 @@ class Check(Record):
 
 
 @torch.no_grad()
-def expect(decision: Decision, states_NO: np.ndarray) -> Expected:
-    """What the policy of `decision` does at raw float32 states (N, O)."""
+def expect(decision: Decision, states_NO: np.ndarray, histories: Sequence[History]) -> Expected:
+    """What the policy of `decision` does at raw float32 states (N, O), after their histories if it remembers."""
     policy, seeds = decision.policy, range(len(states_NO))
-    plan = policy.plan(states_NO, [_generators(seed)[0] for seed in seeds])
+    past = [histories] if isinstance(policy, Remembering) else []
+    plan = policy.plan(states_NO, [_generators(seed)[0] for seed in seeds], *past)
     noise_NS = torch.stack([torch.rand(decision.noise_size, generator=_generators(seed)[0]) for seed in seeds])
     codes_NM, decided_N = getattr(plan, "codes", None), np.ones(len(states_NO), bool)
     if isinstance(policy, Policy) and decision.noise_size:
@@ -112,7 +117,7 @@ def expect(decision: Decision, states_NO: np.ndarray) -> Expected:
             moved_NS = (noise_NS + MOVED_NOISE * _sides(noise_NS.shape, rng)).clamp(0, 1 - 2**-24)
             found_NM = planner.codes(torch.from_numpy(states_NO), moved_NS)
             decided_N &= (found_NM == codes_NM).all(axis=1)
-    return Expected(states_NO, noise_NS, decision.clip(torch.from_numpy(plan.actions)).numpy(), codes_NM, decided_N)
+    return Expected(states_NO, histories, noise_NS, decision.clip(torch.from_numpy(plan.actions)).numpy(), codes_NM, decided_N)
 
 
 def check(folder: Path, expected: Expected, decision: Decision, scale_A: np.ndarray, drawn_from: str) -> Check:
@@ -124,7 +129,7 @@ def check(folder: Path, expected: Expected, decision: Decision, scale_A: np.ndar
         states=len(expected.states_NO),
         drawn_from=drawn_from,
         decided_by_rounding=int((~expected.decided_N).sum()),
-        onnx=_compare("model.onnx", _run_onnx(folder, expected.states_NO), expected, scale_A),
+        onnx=_compare("model.onnx", _run_onnx(folder, expected, decision), expected, scale_A),
         package=_compare("model.pt2", _run_package(folder, decision, expected), expected, scale_A),
     )
 
@@ -146,16 +151,17 @@ def _compare(name: str, found: dict[str, np.ndarray], expected: Expected, scale_
     return Compared(same_codes=codes, same_codes_at_all_states=of_all, action_difference=difference)
 
 
-def _run_onnx(folder: Path, states_NO: np.ndarray) -> dict[str, np.ndarray]:
+def _run_onnx(folder: Path, expected: Expected, decision: Decision) -> dict[str, np.ndarray]:
     """What the folder's own runner returns at each state, with its seed."""
-    runner = runpy.run_path(str(folder / "run.py"))["Policy"]()
-    plans = [runner.plan(states_NO[n : n + 1], n) for n in range(len(states_NO))]
+    runner, states_NO = runpy.run_path(str(folder / "run.py"))["Policy"](), expected.states_NO
+    pasts = [[vars(history)] if decision.remembered_steps else None for history in expected.histories]
+    plans = [runner.plan(states_NO[n : n + 1], n, past) for n, past in enumerate(pasts)]
     return {name: np.concatenate([plan[name] for plan in plans]) for name in plans[0]}
 
 
 def _run_package(folder: Path, decision: Decision, expected: Expected) -> dict[str, np.ndarray]:
     package = torch._inductor.aoti_load_package(str(folder / "model.pt2"))
-    inputs = [torch.from_numpy(expected.states_NO), *([expected.noise_NS] if decision.noise_size else [])]
+    inputs = decision.inputs(expected.states_NO, expected.noise_NS, expected.histories).values()
     rows = [package(*row) for row in zip(*(torch.split(each, 1) for each in inputs), strict=True)]
     return dict(zip(decision.outputs, _joined(rows), strict=True))
 

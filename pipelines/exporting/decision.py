@@ -1,14 +1,18 @@
 """A decision as one module, from a raw observation and noise to actions within bounds: what is exported.
 
-Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
+Shapes: N states, O observation, A action, H steps, M codes, S random numbers; T steps of an episode that a policy acts on, the
+last of them the present one, U = T - 1.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tap.data.action_bounds import ActionBounds
+from tap.data.history import History
+from tap.methods.decision_transformer import DecisionTransformer
 from tap.methods.policy import MethodPolicy
 from tap.methods.reactive import ReactivePolicy
 from tap.planning.policy import Policy
@@ -18,10 +22,11 @@ class Decision(nn.Module):
     """Clips actions to bounds (A,). A subclass's `forward` returns a tensor for each name in `outputs`."""
 
     outputs: Sequence[str]
+    policy: Policy | ReactivePolicy | DecisionTransformer
     low_A: Tensor
     high_A: Tensor
 
-    def __init__(self, policy: Policy | ReactivePolicy, noise_size: int, bounds: ActionBounds) -> None:
+    def __init__(self, policy: Policy | ReactivePolicy | DecisionTransformer, noise_size: int, bounds: ActionBounds) -> None:
         super().__init__()
         self.policy, self.noise_size = policy, noise_size
         for name, bound in zip(("low_A", "high_A"), bounds, strict=True):
@@ -31,10 +36,19 @@ class Decision(nn.Module):
         """Actions (..., A) within the bounds."""
         return actions.clamp(self.low_A, self.high_A)
 
-    def inputs(self) -> dict[str, Tensor]:
-        """An input of each name for one state: zeros of the shapes (1, O), and (1, S) if decisions are random."""
-        sizes = {"observation": self.policy.observation_dim, "noise": self.noise_size}
-        return {name: torch.zeros(1, size) for name, size in sizes.items() if size}
+    @property
+    def remembered_steps(self) -> int:
+        """How many of the steps before the present one it depends on."""
+        return 0
+
+    def inputs(self, states_NO: np.ndarray, noise_NS: Tensor, histories: Sequence[History]) -> dict[str, Tensor]:
+        """The input of each name at N raw float32 states, a row for each: without noise if decisions are not random."""
+        return {"observation": torch.from_numpy(states_NO)} | ({"noise": noise_NS} if self.noise_size else {})
+
+    def example(self) -> dict[str, Tensor]:
+        """Inputs for one state, of zeros."""
+        start = History.empty(self.policy.observation_dim, self.policy.action_dim)
+        return self.inputs(np.zeros((1, self.policy.observation_dim), np.float32), torch.zeros(1, self.noise_size), [start])
 
 
 class PlannedDecision(Decision):
@@ -70,6 +84,29 @@ class ReactiveDecision(Decision):
         return (self.clip(self.decide(observation_NO)[:, None]),)
 
 
+class RememberingDecision(Decision):
+    """The Decision Transformer's, which acts on the last steps of an episode."""
+
+    outputs = ("actions",)
+
+    def __init__(self, policy: DecisionTransformer, bounds: ActionBounds) -> None:
+        super().__init__(policy, 0, bounds)
+        self.past, self.decide = policy.past, policy.decide
+        self.steps = policy.remembered_steps
+
+    @property
+    def remembered_steps(self) -> int:
+        return self.steps
+
+    def inputs(self, states_NO: np.ndarray, noise_NS: Tensor, histories: Sequence[History]) -> dict[str, Tensor]:
+        """As `DecisionTransformer.past`."""
+        return self.past(states_NO, histories)
+
+    def forward(self, observations: Tensor, past_actions: Tensor, returns: Tensor, step: Tensor) -> tuple[Tensor]:
+        """Actions (N, 1, A), of inputs (N, T, O), (N, U, A), (N, T) and (N,)."""
+        return (self.clip(self.decide(observations, past_actions, returns, step)[:, None]),)
+
+
 def decision_of(policy: Policy | MethodPolicy, method: str, bounds: ActionBounds) -> Decision:
     """The decision of a policy on the CPU. Raises ValueError if that of its method is not one graph, or is in int8."""
     match policy:
@@ -79,7 +116,9 @@ def decision_of(policy: Policy | MethodPolicy, method: str, bounds: ActionBounds
             return PlannedDecision(policy, bounds)
         case ReactivePolicy() if type(policy).plan is ReactivePolicy.plan:  # not of the Trajectory Transformer, which searches
             return ReactiveDecision(policy, bounds)
+        case DecisionTransformer():
+            return RememberingDecision(policy, bounds)
     raise ValueError(
-        f"{method} cannot be exported: each of its decisions depends on earlier steps, or is a search of many passes; serve it "
-        "with `tap serve`, or export a version of TAP or of a method that acts on the present observation alone"
+        f"{method} cannot be exported: each of its decisions is a search of hundreds of passes, slower as one graph than here; "
+        "serve it with `tap serve`, or export a version of TAP or of a method that does not search"
     )

@@ -21,6 +21,9 @@ from tap.planning.policy import Policy
 
 TEMPLATE = Path(__file__).parent / "template"
 FORMATS = ("model.onnx", "model.pt2")
+HISTORIES = """
+The policy acts on the episode so far: `policy.act(observations, seed, histories)`, with a history for each observation, of the
+`observations` (t, O), `actions` (t, A) and `rewards` (t,) before it. Without histories, each is the first of an episode."""
 
 
 def write_folder(policy: Policy | MethodPolicy, facts: dict[str, Any], data: DataFacts, folder: Path) -> Check:
@@ -40,7 +43,7 @@ def write_folder(policy: Policy | MethodPolicy, facts: dict[str, Any], data: Dat
         program = trace(decision)
         write_onnx(program, decision, built / "model.onnx")
         write_package(program, built / "model.pt2")
-        expected = expect(decision, data.states_NO)
+        expected = expect(decision, data.states_NO, data.histories)
         described = facts | _description(policy, decision, data, built)
         write_json(built / "policy.json", described)  # which the runner reads
         write_json(built / "sample.json", expected.sample())
@@ -60,6 +63,7 @@ def _description(policy: Policy | MethodPolicy, decision: Decision, data: DataFa
         "action": {"dim": policy.action_dim, "names": data.action_names, "low": low, "high": high},
         "steps_per_second": data.fps,
         "noise_size": decision.noise_size,
+        "remembered_steps": decision.remembered_steps,
         "planner": policy.params.model_dump(mode="json") if isinstance(policy, Policy) else None,
         "files": {name: sha256(built / name) for name in FORMATS},
         "versions": {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")},
@@ -69,9 +73,14 @@ def _description(policy: Policy | MethodPolicy, decision: Decision, data: DataFa
 
 def _write_programs(built: Path, described: dict[str, Any]) -> None:
     """The runner, the example in C++ and README.md, with the facts in place of $names."""
-    facts = {key: described[key] for key in ("model", "version", "method", "dataset", "plan_every", "noise_size")}
+    remembers = described["remembered_steps"] > 0
+    kind = TEMPLATE / ("remembering" if remembers else "present")
+    keys = ("model", "version", "method", "dataset", "plan_every", "noise_size", "remembered_steps")
+    facts = {key: described[key] for key in keys}
     facts |= {f"{key}_dim": described[key]["dim"] for key in ("observation", "action")}
-    for source in (file for file in TEMPLATE.rglob("*") if file.suffix in (".py", ".cpp", ".md")):
-        target = built / source.relative_to(TEMPLATE)
-        text = source.read_text()
-        write_atomically(target, text if source.suffix == ".py" else Template(text).substitute(facts))
+    facts |= {"window": described["remembered_steps"] + 1, "histories": HISTORIES if remembers else ""}
+    facts["arguments"] = "OBSERVATION..." if remembers else "GENERATOR OBSERVATION..."
+    facts["inputs"] = Template((kind / "inputs.md").read_text()).substitute(facts)
+    write_atomically(built / "run.py", (TEMPLATE / "run.py").read_text())
+    for source, target in ((TEMPLATE / "README.md", "README.md"), (kind / "cpp/act.cpp", "cpp/act.cpp")):
+        write_atomically(built / target, Template(source.read_text()).substitute(facts))

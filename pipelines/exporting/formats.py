@@ -30,7 +30,7 @@ def require_tools() -> None:
 @torch.no_grad()
 def trace(decision: Decision) -> ExportedProgram:
     """The operations of a decision for one state."""
-    inputs = tuple(decision.inputs().values())
+    inputs = tuple(decision.example().values())
     decision(*inputs)  # fills the models' caches of constants, which tracing would fill with placeholders
     return torch.export.export(decision, inputs)
 
@@ -41,7 +41,7 @@ def write_onnx(program: ExportedProgram, decision: Decision, path: Path) -> None
         torch.onnx.export(
             program,
             f=path,
-            input_names=list(decision.inputs()),
+            input_names=list(decision.example()),
             output_names=decision.outputs,
             opset_version=OPSET,
             dynamo=True,

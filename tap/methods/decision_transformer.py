@@ -3,7 +3,7 @@
 It is asked for a return, the target, and remembers the last steps of the episode. At each step, the return-to-go is what the
 rewards so far leave of the target.
 
-Shapes: N states, B batch, T steps of a window, O observation, A action, F token.
+Shapes: N states, B batch, T steps of a window, U = T - 1, O observation, A action, F token.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tap.data.history import History, check_histories
 from tap.data.windows import Layout, Normalizer
@@ -80,21 +81,58 @@ class DecisionTransformer(MethodPolicy):
         `generators` are not used. Raises ValueError as `check` does.
         """
         self.check(observations, histories)
-        past = histories or [History.empty(self.observation_dim, self.action_dim)] * len(observations)
-        windows = [self._window(*row) for row in zip(observations, past, strict=True)]
-        target, device, layout = self.target_return, self.target_return.device, self.layout
-        paid_NT, observation_NTO, action_NTA, step_NT = (
-            torch.as_tensor(np.stack(field), device=device) for field in zip(*windows, strict=True)
-        )
+        past = self.past(observations, histories).values()
+        return Action(self.decide(*(each.to(self.target_return.device) for each in past))[:, None].cpu().numpy())
+
+    def past(self, observations: np.ndarray, histories: Sequence[History] | None) -> dict[str, Tensor]:
+        """What `decide` needs of N raw observations and their histories, by name; zeros before the start of an episode."""
+        T, N = self.params.context, len(observations)
+        given: dict[str, np.ndarray] = {
+            "observations": np.zeros((N, T, self.observation_dim), np.float32),
+            "past_actions": np.zeros((N, T - 1, self.action_dim), np.float32),
+            "returns": np.zeros((N, T), np.float32),
+            "step": np.zeros(N, np.int64),
+        }
+        given["observations"][:, -1] = observations
+        for n, history in enumerate(histories or ()):
+            steps = len(history.rewards)
+            if last := min(steps, T - 1):
+                given["observations"][n, -1 - last : -1] = history.observations[-last:]
+                given["past_actions"][n, -last:] = history.actions[-last:]
+            given["returns"][n, -1 - last :] = np.concatenate([[0.0], np.cumsum(history.rewards, dtype=np.float64)])[
+                -1 - last :
+            ]
+            given["step"][n] = steps
+        return {name: torch.from_numpy(array) for name, array in given.items()}
+
+    def decide(self, observation_NTO: Tensor, action_NUA: Tensor, return_NT: Tensor, step_N: Tensor) -> Tensor:
+        """The action (N, A) at the last of T raw observations, after U = T - 1 actions, in the environment's units.
+
+        `return_NT` are the sums of the rewards before each observation, and `step_N` counts the steps before the last.
+
+        Always a whole window, so that a decision takes equally long and rounds alike at each step. The padding follows the
+        present step, as it follows an episode's end in training: an action never depends on what comes after it.
+        """
+        layout, T = self.layout, return_NT.shape[1]
+        earlier_N1 = step_N[:, None].clamp(max=T - 1)
+        place_T = torch.arange(T, device=step_N.device)
+
+        def from_first(last: Tensor) -> Tensor:
+            """Steps (N, T, ...), of which the last are of the episode, with those at the beginning."""
+            padded = torch.cat([last, torch.zeros_like(last)], dim=1)
+            index_NT = place_T + T - 1 - earlier_N1
+            return padded.take_along_dim(index_NT.view(*index_NT.shape, *[1] * (last.dim() - 2)), dim=1)
+
+        step_NT = (step_N[:, None] - earlier_N1 + place_T) * (place_T <= earlier_N1)
+        to_go_NT = self.target_return - from_first(return_NT)
         predicted_NTA = self.model(
-            self.normalizer.normalize((target - paid_NT)[..., None], slice(layout.return_to_go, None))[..., 0],
-            self.normalizer.normalize(observation_NTO, layout.observation),
-            self.normalizer.normalize(action_NTA, layout.action),
+            self.normalizer.normalize(to_go_NT[..., None], slice(layout.return_to_go, None))[..., 0],
+            self.normalizer.normalize(from_first(observation_NTO), layout.observation),
+            self.normalizer.normalize(from_first(functional.pad(action_NUA, (0, 0, 0, 1))), layout.action),
             step_NT,
         )
-        present_N = torch.tensor([min(len(history.observations), self.remembered_steps) for history in past], device=device)
-        normal_NA = predicted_NTA[torch.arange(len(past), device=device), present_N]
-        return Action(self.normalizer.denormalize(normal_NA, layout.action)[:, None].cpu().numpy())
+        normal_NA = predicted_NTA.take_along_dim(earlier_N1[..., None], dim=1)[:, 0]
+        return self.normalizer.denormalize(normal_NA, layout.action)
 
     def act(
         self, observations: np.ndarray, generators: Sequence[torch.Generator], histories: Sequence[History] | None = None
@@ -107,21 +145,3 @@ class DecisionTransformer(MethodPolicy):
         super().check(observations)
         if histories is not None:
             check_histories(histories, len(observations), self.observation_dim, self.action_dim, self.remembered_steps)
-
-    def _window(self, observation: np.ndarray, history: History) -> tuple[np.ndarray, ...]:
-        """The last steps and the present one, in raw units: rewards before each (T,), (T, O), (T, A), steps (T,).
-
-        Always a whole window, so that a decision takes equally long and rounds alike at each step. The padding follows the
-        present step, as it follows an episode's end in training: an action never depends on what comes after it.
-        """
-        earlier, length = min(len(history.observations), self.remembered_steps), self.params.context
-        paid_T, step_T = np.zeros(length, np.float32), np.zeros(length, np.int64)
-        observation_TO = np.zeros((length, self.observation_dim), np.float32)
-        action_TA = np.zeros((length, self.action_dim), np.float32)
-        first, steps = len(history.observations) - earlier, len(history.rewards)
-        observation_TO[:earlier], observation_TO[earlier] = history.observations[first:], observation
-        action_TA[:earlier] = history.actions[first:]
-        paid = np.concatenate([[0.0], np.cumsum(history.rewards, dtype=np.float64)])
-        paid_T[: earlier + 1] = paid[steps - earlier :]
-        step_T[: earlier + 1] = np.arange(steps - earlier, steps + 1)
-        return paid_T, observation_TO, action_TA, step_T

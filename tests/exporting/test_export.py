@@ -31,6 +31,7 @@ from pipelines.exporting.folder import TEMPLATE, write_folder
 from pipelines.exporting.formats import trace, write_onnx
 from tap.data.action_bounds import no_bounds
 from tap.data.episodes import save_episodes
+from tap.data.history import History
 from tap.data.windows import Layout, Normalizer, fit_normalizer
 from tap.files import write_json
 from tap.methods.behaviour_cloning import BehaviourCloning
@@ -47,6 +48,7 @@ from tap.tracking import run as tracking
 from tap.tracking.registry import MODEL_DIGEST, log_policy
 
 LAYOUT, STATES = Layout(11, 3), np.random.default_rng(1).normal(size=(32, 11)).astype(np.float32)
+HISTORIES = [History(STATES[:row], STATES[:row, :3] / 3, STATES[:row, 3]) for row in range(len(STATES))]
 PLANNERS: dict[str, dict[str, Any]] = {
     "beam": {"search": "beam"},
     "without replacement": {"search": "beam", "replacement": False},
@@ -114,10 +116,9 @@ def reactive(kind: type[MethodPolicy], params: Params) -> Any:
     return kind(getattr(params, f"train_{kind.name}"), LAYOUT, normalizer).eval()
 
 
-@pytest.mark.parametrize("kind", [TrajectoryTransformer, DecisionTransformer])
-def test_a_method_that_is_not_one_graph_is_refused_in_a_sentence(kind: type[MethodPolicy], tiny_params: Params) -> None:
-    with pytest.raises(ValueError, match=rf"^{kind.name} cannot be exported: .*; serve it with `tap serve`"):
-        decision_of(reactive(kind, tiny_params), kind.name, no_bounds(3))
+def test_a_method_that_is_not_one_graph_is_refused_in_a_sentence(tiny_params: Params) -> None:
+    with pytest.raises(ValueError, match=r"^tt cannot be exported: .*; serve it with `tap serve`"):
+        decision_of(reactive(TrajectoryTransformer, tiny_params), "tt", no_bounds(3))
 
 
 def test_a_planner_in_int8_is_refused_in_a_sentence(tiny_policy: Policy) -> None:
@@ -150,6 +151,9 @@ def test_states_and_bounds_are_those_of_the_training_data(tmp_path: Path, monkey
     found = data_facts("mine", "ab" * 32, normalizer, layout, np.random.default_rng(0))
     np.testing.assert_array_equal(found.bounds, [[-2, -np.inf], [3, 0.5]])
     np.testing.assert_array_equal(found.states_NO, episodes.observations)  # fewer than 256, so all
+    for row, start in ((0, 0), (29, 0), (30, 30), (69, 30)):  # of episodes of 30 and 40 steps
+        assert len(found.histories[row].rewards) == row - start
+        np.testing.assert_array_equal(found.histories[row].actions, episodes.actions[start:row])
     assert found.action_names == ["a", "b"] and found.drawn_from == "data/raw/mine/episodes"
     other = data_facts("mine", "cd" * 32, normalizer, layout, np.random.default_rng(0))
     assert normalizer.min is not None and normalizer.max is not None
@@ -226,20 +230,60 @@ def test_the_runner_refuses_wrong_observations_in_a_sentence(exported: Path) -> 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 def test_the_example_in_cpp_is_compiled_by_the_readme_and_acts_alike(exported: Path, tiny_policy: Policy) -> None:
-    source = (exported / "cpp/act.cpp").read_text()
-    assert len(source.splitlines()) <= 60
-    (commands,) = [part for part in (exported / "README.md").read_text().split("```bash\n") if part.startswith("cd cpp")]
-    compile_ = commands.partition("./act")[0]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-ec", compile_], cwd=exported, env=environment, check=True, timeout=600)
     seed, state = 12345, STATES[0]
-    command = ["./act", "../model.pt2", str(seed), *map(str, state)]
-    result = subprocess.run(command, cwd=exported / "cpp", capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0, result.stderr
+    arguments = [str(seed), *map(str, state)]
+    found = run_example(exported, *arguments)
     expected = tiny_policy.act(state[None], [torch.Generator().manual_seed(seed)])[0]
-    np.testing.assert_allclose(np.array(result.stdout.split(), float), expected, atol=1e-4)
-    wrong = subprocess.run(command[:-1], cwd=exported / "cpp", capture_output=True, text=True, timeout=100)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    command = ["./act", "../model.pt2", *arguments[:-1]]
+    wrong = subprocess.run(command, cwd=exported / "cpp", capture_output=True, text=True, timeout=100)
     assert wrong.returncode == 2 and "11 numbers of an observation" in wrong.stderr
+
+
+def test_a_policy_that_remembers_acts_alike_through_an_episode(
+    without_torch: Callable[..., subprocess.CompletedProcess[str]], tiny_params: Params, tmp_path: Path
+) -> None:
+    policy, folder = reactive(DecisionTransformer, tiny_params), tmp_path / "robot"
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    facts = {"model": "tap-x", "version": "1", "method": "dt", "dataset": "x", "plan_every": 1}
+    checked = write_folder(policy, facts, DataFacts(STATES, HISTORIES, "here", no_bounds(3)), folder)
+    assert checked.onnx.action_difference < 1e-4 and checked.package.action_difference < 1e-4
+
+    code = (
+        f"sys.path.append({str(folder)!r}); import json, run; states, *histories = json.loads(sys.argv[1]); "
+        "print(json.dumps(run.Policy().act(states, histories=histories).tolist()))"
+    )
+    histories = [{name: array.tolist() for name, array in vars(history).items()} for history in HISTORIES[:12]]
+    result = without_torch(code, json.dumps([STATES[:12].tolist(), *histories]))
+    assert result.returncode == 0, result.stderr
+    own = policy.act(STATES, [], HISTORIES)
+    np.testing.assert_allclose(json.loads(result.stdout), own[:12], atol=1e-4)
+    assert np.abs(own - policy.act(STATES, [])).max(axis=1)[1:].min() > 1e-3  # so that histories matter
+    runs = without_torch(f"import runpy; runpy.run_path({str(folder / 'run.py')!r}, run_name='__main__')")
+    assert runs.returncode == 0, runs.stderr
+
+    if shutil.which("g++"):
+        found = run_example(folder, *map(str, STATES[:8].flatten())).reshape(8, 3)
+        history = History.empty(11, 3)
+        for state, action in zip(STATES[:8], found, strict=True):
+            np.testing.assert_allclose(action, policy.act(state[None], [], [history])[0], atol=1e-4)
+            history = history.after(state, action, 0.0, 100)
+
+
+def run_example(folder: Path, *arguments: str) -> np.ndarray:
+    """What the example in C++ prints, compiled as the README says."""
+    source = (folder / "cpp/act.cpp").read_text()
+    assert len(source.splitlines()) <= 60
+    (commands,) = [part for part in (folder / "README.md").read_text().split("```bash\n") if part.startswith("cd cpp")]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    compile_ = commands.partition("./act")[0]
+    subprocess.run(["bash", "-ec", compile_], cwd=folder, env=environment, check=True, timeout=600)
+    command = ["./act", "../model.pt2", *arguments]
+    result = subprocess.run(command, cwd=folder / "cpp", capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    return np.array(result.stdout.split(), float)
 
 
 def test_a_folder_says_what_it_is(exported: Path, tiny_policy: Policy) -> None:
@@ -260,7 +304,7 @@ def test_a_folder_says_what_it_is(exported: Path, tiny_policy: Policy) -> None:
 
 def test_the_check_refuses_a_model_that_was_changed(exported: Path, tiny_policy: Policy, tmp_path: Path) -> None:
     decision = decision_of(tiny_policy, "tap", no_bounds(3)).eval()
-    expected = expect(decision, STATES)
+    expected = expect(decision, STATES, HISTORIES)
     folder = shutil.copytree(exported, tmp_path / "changed")
     check(folder, expected, decision, np.ones(3), "here")
     model = onnx.load(folder / "model.onnx")
@@ -275,13 +319,13 @@ def test_the_check_refuses_a_model_that_was_changed(exported: Path, tiny_policy:
     with torch.no_grad():
         tiny_policy.prior.to_logits.bias.add_(torch.linspace(-1, 1, 8))  # other codes are likely
     with pytest.raises(ValueError, match=r"does not act as the policy .* codes are the same"):
-        check(folder, expect(decision, STATES), decision, np.ones(3), "here")
+        check(folder, expect(decision, STATES, HISTORIES), decision, np.ones(3), "here")
 
 
 def test_a_failed_export_leaves_nothing(tiny_params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, folder = reactive(BehaviourCloning, tiny_params), tmp_path / "robots/arm"
     facts = {"model": "tap-x", "version": "1", "method": "bc", "dataset": "x", "plan_every": 1}
-    data = DataFacts(STATES, "here", no_bounds(3))
+    data = DataFacts(STATES, HISTORIES, "here", no_bounds(3))
     monkeypatch.setattr("pipelines.exporting.check.TOLERANCE", -1.0)
     with pytest.raises(ValueError, match="does not act as the policy"):
         write_folder(policy, facts, data, folder)

@@ -5,7 +5,9 @@ Needs Python 3.10 or later, numpy, and onnxruntime 1.17 or later: neither torch 
     policy = Policy()
     actions = policy.act(observations, seed)    # (N, O) -> (N, A), in the environment's units
 
-Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
+A policy with `remembered_steps` in policy.json also acts on its episode so far: `policy.act(observations, seed, histories)`.
+
+Shapes: N states, O observation, A action, H steps, M codes, S random numbers; t steps so far.
 """
 
 import json
@@ -28,11 +30,14 @@ class Policy:
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def plan(self, observations: np.ndarray, seed: int = 0) -> "dict[str, np.ndarray]":
+    def plan(
+        self, observations: np.ndarray, seed: int = 0, histories: "list[dict[str, np.ndarray]] | None" = None
+    ) -> "dict[str, np.ndarray]":
         """`actions` (N, H, A), the first to execute now; of a planner also `codes` (N, M) and `predicted_return` (N,).
 
-        A plan depends on the seed, the observation and its row. Raises ValueError for observations that are not (N, O), or
-        not finite.
+        A plan depends on the seed, the observation and its row. A history has the `observations` (t, O), `actions` (t, A) and
+        `rewards` (t,) of the steps before each observation: rewards of all, the others at least of those that are remembered;
+        without histories, episodes start here. Raises ValueError for observations that are not (N, O), or not finite.
         """
         observations = np.asarray(observations, np.float32)
         dim, size = self.facts["observation"]["dim"], self.facts["noise_size"]
@@ -42,15 +47,39 @@ class Policy:
             raise ValueError("observations contain values that are not finite in float32: fix or drop them")
         plans = []
         for row in range(len(observations)):
-            inputs = {"observation": observations[row : row + 1]}
+            if self.facts["remembered_steps"]:
+                inputs = self._past(observations[row], histories[row] if histories else None)
+            else:
+                inputs = {"observation": observations[row : row + 1]}
             if size:
                 inputs["noise"] = noise(generator_seed(seed, row), size)[None]
             plans.append(self._session.run(None, inputs))
         return {name: np.concatenate(parts) for name, parts in zip(self._outputs, zip(*plans, strict=True), strict=True)}
 
-    def act(self, observations: np.ndarray, seed: int = 0) -> np.ndarray:
+    def act(
+        self, observations: np.ndarray, seed: int = 0, histories: "list[dict[str, np.ndarray]] | None" = None
+    ) -> np.ndarray:
         """The first action (N, A) of each plan; as `plan`."""
-        return self.plan(observations, seed)["actions"][:, 0]
+        return self.plan(observations, seed, histories)["actions"][:, 0]
+
+    def _past(self, observation: np.ndarray, history: "dict[str, np.ndarray] | None") -> "dict[str, np.ndarray]":
+        """The inputs of a model that remembers: the last steps, zeros before the start of an episode."""
+        past, dim = self.facts["remembered_steps"], self.facts["action"]["dim"]
+        inputs = {
+            "observations": np.zeros((1, past + 1, len(observation)), np.float32),
+            "past_actions": np.zeros((1, past, dim), np.float32),
+            "returns": np.zeros((1, past + 1), np.float32),
+            "step": np.zeros(1, np.int64),
+        }
+        inputs["observations"][0, -1] = observation
+        if history and len(history["rewards"]):
+            steps = len(history["rewards"])
+            last = min(steps, past)
+            inputs["observations"][0, -1 - last : -1] = history["observations"][-last:]
+            inputs["past_actions"][0, -last:] = history["actions"][-last:]
+            before = np.concatenate([[0.0], np.cumsum(history["rewards"], dtype=np.float64)])  # each step, and the present one
+            inputs["returns"][0, -1 - last :], inputs["step"][0] = before[-1 - last :], steps
+        return inputs
 
 
 def generator_seed(seed: int, row: int) -> int:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from pipelines.exporting.decision import Decision
 from tap.data.history import History
+from tap.methods.trajectory_planner import TrajectoryPlanner
+from tap.methods.trajectory_transformer import TrajectoryTransformer
 from tap.model.vqvae import Decoded
 from tap.planning.plan import Remembering
 from tap.planning.planner import MAX_BATCH_STATES, Planner
@@ -71,6 +73,25 @@ class MovedPlanner(Planner):
         return torch.cat([self.solve(*batch, best=True)[4] for batch in batches]).numpy()
 
 
+class MovedSearch(TrajectoryPlanner):
+    """The Trajectory Transformer's planner, whose estimates of what follows a step are moved as rounding moves them."""
+
+    def __init__(self, planner: TrajectoryPlanner, rng: torch.Generator) -> None:
+        super().__init__(planner.model, planner.discretizer, planner.layout, planner.discount, planner.params, planner.q)
+        self._rng = rng
+
+    def return_to_go(self, hidden: Tensor, state: Tensor, action: Tensor) -> Tensor:
+        """As the planner's, moved."""
+        found = super().return_to_go(hidden, state, action)
+        return found * (1 + MOVED_SCORE * _sides(found.shape, self._rng))
+
+    def codes(self, states_NO: Tensor, noise_NS: Tensor) -> np.ndarray:
+        """The bins (N, M) of each state's best plan."""
+        params = self.params
+        shape = params.horizon, self.layout.action_dim, params.beam_width, params.expansion_factor
+        return self.solve(states_NO, noise_NS.view(-1, *shape)).codes
+
+
 def _sides(shape: torch.Size, rng: torch.Generator) -> Tensor:
     """Random numbers from -1 to 1."""
     return 2 * torch.rand(shape, generator=rng) - 1
@@ -110,9 +131,13 @@ def expect(decision: Decision, states_NO: np.ndarray, histories: Sequence[Histor
     plan = policy.plan(states_NO, [_generators(seed)[0] for seed in seeds], *past)
     noise_NS = torch.stack([torch.rand(decision.noise_size, generator=_generators(seed)[0]) for seed in seeds])
     codes_NM, decided_N = getattr(plan, "codes", None), np.ones(len(states_NO), bool)
+    rng = torch.Generator().manual_seed(0)
+    planner: MovedPlanner | MovedSearch | None = None
     if isinstance(policy, Policy) and decision.noise_size:
-        rng = torch.Generator().manual_seed(0)
         planner = MovedPlanner(policy, rng)
+    elif isinstance(policy, TrajectoryTransformer):
+        planner = MovedSearch(policy.planner, rng)
+    if planner:
         for _ in range(MOVES):
             moved_NS = (noise_NS + MOVED_NOISE * _sides(noise_NS.shape, rng)).clamp(0, 1 - 2**-24)
             found_NM = planner.codes(torch.from_numpy(states_NO), moved_NS)

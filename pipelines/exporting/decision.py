@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipelines.exporting.trajectory_search import search
 from tap.data.action_bounds import ActionBounds
 from tap.data.history import History
 from tap.methods.decision_transformer import DecisionTransformer
 from tap.methods.policy import MethodPolicy
 from tap.methods.reactive import ReactivePolicy
+from tap.methods.trajectory_transformer import TrajectoryTransformer
 from tap.planning.policy import Policy
 
 
@@ -70,6 +72,25 @@ class PlannedDecision(Decision):
         return self.clip(actions_NHA), codes_NM, return_N
 
 
+class SearchedDecision(Decision):
+    """The Trajectory Transformer's, with the bins of its plan as codes."""
+
+    outputs = ("actions", "codes", "predicted_return")
+
+    def __init__(self, policy: TrajectoryTransformer, bounds: ActionBounds) -> None:
+        planner = policy.planner
+        self.noise_shape = planner.noise([torch.Generator()]).shape[1:]
+        super().__init__(policy, self.noise_shape.numel(), bounds)
+        self.planner = planner
+
+    def forward(self, observation_NO: Tensor, noise_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (N, H, A), bins (N, M) and predicted return (N,) of each state's best plan. Noise is uniform in [0, 1)."""
+        planner = self.planner
+        found = search(planner, planner.begin(observation_NO, None), noise_NS.view(-1, *self.noise_shape))
+        actions_NHA, _, _, _, return_N, codes_NM = planner.decode(*found)
+        return self.clip(actions_NHA), codes_NM, return_N
+
+
 class ReactiveDecision(Decision):
     """That of a method which acts on the present observation alone."""
 
@@ -107,18 +128,16 @@ class RememberingDecision(Decision):
         return (self.clip(self.decide(observations, past_actions, returns, step)[:, None]),)
 
 
-def decision_of(policy: Policy | MethodPolicy, method: str, bounds: ActionBounds) -> Decision:
-    """The decision of a policy on the CPU. Raises ValueError if that of its method is not one graph, or is in int8."""
+def decision_of(policy: Policy | MethodPolicy, bounds: ActionBounds) -> Decision:
+    """The decision of a policy on the CPU. Raises ValueError if it is in int8."""
     match policy:
         case Policy(params=params) if params.precision:
             raise ValueError(f"planner.precision {params.precision} is torch's own: export a version with a planner in float32")
         case Policy():
             return PlannedDecision(policy, bounds)
-        case ReactivePolicy() if type(policy).plan is ReactivePolicy.plan:  # not of the Trajectory Transformer, which searches
+        case TrajectoryTransformer():
+            return SearchedDecision(policy, bounds)
+        case ReactivePolicy():
             return ReactiveDecision(policy, bounds)
-        case DecisionTransformer():
-            return RememberingDecision(policy, bounds)
-    raise ValueError(
-        f"{method} cannot be exported: each of its decisions is a search of hundreds of passes, slower as one graph than here; "
-        "serve it with `tap serve`, or export a version of TAP or of a method that does not search"
-    )
+    assert isinstance(policy, DecisionTransformer)
+    return RememberingDecision(policy, bounds)

@@ -35,7 +35,7 @@ def write_folder(policy: Policy | MethodPolicy, facts: dict[str, Any], data: Dat
     if folder.exists():
         raise ValueError(f"{folder} exists: name a folder that does not, or delete it")
     require_tools()
-    decision = decision_of(policy, facts["method"], data.bounds).eval()
+    decision = decision_of(policy, data.bounds).eval()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         built = Path(temporary) / folder.name

@@ -35,6 +35,7 @@ def trace(decision: Decision) -> ExportedProgram:
     return torch.export.export(decision, inputs)
 
 
+@torch.no_grad()
 def write_onnx(program: ExportedProgram, decision: Decision, path: Path) -> None:
     """Write a traced decision as an ONNX model, whose inputs and outputs have names."""
     with _quiet():
@@ -51,6 +52,7 @@ def write_onnx(program: ExportedProgram, decision: Decision, path: Path) -> None
         )
 
 
+@torch.no_grad()
 def write_package(program: ExportedProgram, path: Path) -> None:
     """Compile a traced decision for this machine's processor, and write it as a package for AOTIModelPackageLoader."""
     with _quiet():
@@ -63,8 +65,8 @@ def _translations() -> dict[Any, Any]:
     from onnxscript import opset20 as op
 
     def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-        assert options.get("right")
-        below = op.LessOrEqual(op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1]))
+        compare = op.LessOrEqual if options.get("right") else op.Less
+        below = compare(op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1]))
         return op.ReduceSum(op.Cast(below, to=INT64.dtype), [-1], keepdims=0)
 
     def prod(inp: Any, dims: Any) -> Any:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tap.data.windows import Layout
 from tap.methods.discretizer import Discretizer
@@ -34,6 +35,7 @@ class TrajectoryPlan(Action):
     rewards: np.ndarray  # (N, H)
     returns_to_go: np.ndarray  # (N, H), or Q of each step
     predicted_return: np.ndarray  # (N,), discounted: what the search maximises
+    codes: np.ndarray  # (N, H * D), the plan's bins
 
 
 def sample_bins(logits: Tensor, noise: Tensor, top_k: int | None, cdf: float) -> Tensor:
@@ -44,7 +46,7 @@ def sample_bins(logits: Tensor, noise: Tensor, top_k: int | None, cdf: float) ->
     ascending, bins = logits.softmax(dim=-1).sort(dim=-1)
     kept = ascending * (ascending.cumsum(dim=-1) >= cdf)
     if top_k is not None:
-        kept[..., :-top_k] = 0
+        kept = functional.pad(kept[..., -top_k:], (max(0, kept.shape[-1] - top_k), 0))
     cumulative = kept.cumsum(dim=-1)
     place = torch.searchsorted(cumulative, noise[..., None] * cumulative[..., -1:], right=True)
     return bins.gather(-1, place.clamp(max=logits.shape[-1] - 1))[..., 0]
@@ -69,7 +71,6 @@ class TrajectoryPlanner:
         self.q = q
         self.model, self.discretizer, self.layout, self.discount, self.params = model, discretizer, layout, discount, params
 
-    @torch.no_grad()
     def plan(
         self, observations_NO: Tensor, generators: Sequence[torch.Generator], past_NPD: Tensor | None = None
     ) -> TrajectoryPlan:
@@ -77,7 +78,12 @@ class TrajectoryPlanner:
 
         `past_NPD` are the raw transitions before the states, without return-to-go; fewer than a window's length.
         """
-        inputs = self.begin(observations_NO, past_NPD), self.noise(generators).to(observations_NO.device)
+        return self.solve(observations_NO, self.noise(generators).to(observations_NO.device), past_NPD)
+
+    @torch.no_grad()
+    def solve(self, observations_NO: Tensor, noise_NHAWS: Tensor, past_NPD: Tensor | None = None) -> TrajectoryPlan:
+        """As `plan`, with the random numbers that `noise` draws."""
+        inputs = self.begin(observations_NO, past_NPD), noise_NHAWS
         batches = zip(*(each.split(self._batch_size()) for each in inputs), strict=True)  # type: ignore[no-untyped-call]
         found = [[field.cpu().numpy() for field in self.decode(*self._search(*batch))] for batch in batches]
         return TrajectoryPlan(*(np.concatenate(field) for field in zip(*found, strict=True)))
@@ -114,7 +120,8 @@ class TrajectoryPlanner:
         horizon, D = self.params.horizon, self.model.token_dim
         steps_NHD = tokens_NP[:, -horizon * D :].view(-1, horizon, D)
         raw_NHD = self.discretizer.decode(steps_NHD, slice(0, self.layout.return_to_go))
-        return raw_NHD[..., self.layout.action], raw_NHD[..., self.layout.observation], *estimates_NH2.unbind(-1), score_N
+        actions_NHA, states_NHO = raw_NHD[..., self.layout.action], raw_NHD[..., self.layout.observation]
+        return actions_NHA, states_NHO, *estimates_NH2.unbind(-1), score_N, steps_NHD.flatten(1)
 
     def _search(self, tokens_NP: Tensor, noise_NHAWS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (N, P), estimates (N, H, 2) and score (N,) of each state's best plan."""

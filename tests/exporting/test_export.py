@@ -36,9 +36,11 @@ from tap.data.windows import Layout, Normalizer, fit_normalizer
 from tap.files import write_json
 from tap.methods.behaviour_cloning import BehaviourCloning
 from tap.methods.decision_transformer import DecisionTransformer
+from tap.methods.discretizer import Discretizer
 from tap.methods.policy import MethodPolicy
 from tap.methods.squashed_policy import CqlPolicy, IqlPolicy, MopoPolicy
 from tap.methods.trajectory_transformer import TrajectoryTransformer
+from tap.methods.trajectory_transformer_q import TrajectoryTransformerQ
 from tap.model.actor import Actor
 from tap.model.critic import Critic
 from tap.planning.policy import Policy
@@ -87,7 +89,7 @@ def test_every_planner_finds_the_same_plans_as_onnx(
 ) -> None:
     policy = with_planner(tiny_policy, tiny_params, **changes)
     expected = policy.plan(STATES, row_generators(0, len(STATES)))
-    decision = decision_of(policy, "tap", no_bounds(3)).eval()
+    decision = decision_of(policy, no_bounds(3)).eval()
     write_onnx(trace(decision), decision, tmp_path / "model.onnx")
     found = one_at_a_time(decision, tmp_path / "model.onnx")
     np.testing.assert_array_equal(found["codes"], expected.codes)
@@ -101,7 +103,7 @@ def test_every_reactive_method_acts_alike_as_onnx_within_bounds(
     kind: type[MethodPolicy], tiny_params: Params, tmp_path: Path
 ) -> None:
     policy, bounds = reactive(kind, tiny_params), (np.full(3, -0.1, np.float32), np.array([0.1, np.inf, 0.05], np.float32))
-    decision = decision_of(policy, kind.name, bounds).eval()
+    decision = decision_of(policy, bounds).eval()
     write_onnx(trace(decision), decision, tmp_path / "model.onnx")
     own = policy.act(STATES, [])
     expected = np.clip(own, *bounds)
@@ -116,16 +118,36 @@ def reactive(kind: type[MethodPolicy], params: Params) -> Any:
     return kind(getattr(params, f"train_{kind.name}"), LAYOUT, normalizer).eval()
 
 
-def test_a_method_that_is_not_one_graph_is_refused_in_a_sentence(tiny_params: Params) -> None:
-    with pytest.raises(ValueError, match=r"^tt cannot be exported: .*; serve it with `tap serve`"):
-        decision_of(reactive(TrajectoryTransformer, tiny_params), "tt", no_bounds(3))
+@pytest.mark.parametrize(("kind", "horizon"), [(TrajectoryTransformer, 3), (TrajectoryTransformerQ, 1)])
+def test_the_trajectory_transformer_finds_the_same_plans_as_onnx(
+    kind: type[TrajectoryTransformer], horizon: int, tiny_params: Params, tmp_path: Path
+) -> None:
+    """With three steps, the window of two is filled, and read again."""
+    params = getattr(tiny_params, f"train_{kind.name.replace('-', '_')}")
+    search = params.search.model_copy(update={"horizon": horizon, "context": 1})
+    windows = params.windows.model_copy(update={"length": 2})
+    torch.manual_seed(0)
+    rows = torch.randn(500, LAYOUT.transition_dim)
+    policy = kind(
+        params.model_copy(update={"search": search, "windows": windows}), LAYOUT, Normalizer.fit([rows.numpy()])
+    ).eval()
+    policy.discretizer = Discretizer.fit(rows, params.bins, "quantile")
+    with torch.no_grad():
+        policy.model.heads_XKE.mul_(50)  # so that it is not indifferent
+    decision = decision_of(policy, no_bounds(3)).eval()
+    write_onnx(trace(decision), decision, tmp_path / "model.onnx")
+    expected, found = policy.plan(STATES, row_generators(0, len(STATES))), one_at_a_time(decision, tmp_path / "model.onnx")
+    np.testing.assert_array_equal(found["codes"], expected.codes)
+    np.testing.assert_allclose(found["actions"], expected.actions, rtol=1e-5)
+    np.testing.assert_allclose(found["predicted_return"], expected.predicted_return, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(expected.codes, axis=0)) > 1
 
 
 def test_a_planner_in_int8_is_refused_in_a_sentence(tiny_policy: Policy) -> None:
     params = tiny_policy.params.model_copy(update={"precision": "int8"})
     policy = Policy(tiny_policy.vqvae, tiny_policy.normalizer, tiny_policy.prior, params, tiny_policy.device)
     with pytest.raises(ValueError, match=r"planner\.precision int8 .*: export a version with a planner in float32"):
-        decision_of(policy, "tap", no_bounds(3))
+        decision_of(policy, no_bounds(3))
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**70])
@@ -303,7 +325,7 @@ def test_a_folder_says_what_it_is(exported: Path, tiny_policy: Policy) -> None:
 
 
 def test_the_check_refuses_a_model_that_was_changed(exported: Path, tiny_policy: Policy, tmp_path: Path) -> None:
-    decision = decision_of(tiny_policy, "tap", no_bounds(3)).eval()
+    decision = decision_of(tiny_policy, no_bounds(3)).eval()
     expected = expect(decision, STATES, HISTORIES)
     folder = shutil.copytree(exported, tmp_path / "changed")
     check(folder, expected, decision, np.ones(3), "here")

@@ -45,5 +45,5 @@ def test_a_method_is_evaluated_and_a_killed_training_ends_in_the_same_weights(pr
         assert process.poll() is None, "the stage ended before its first checkpoint was seen"
     process.kill()
     process.wait()
-    run(project, "dvc", "repro", "-f", "-s", f"train_methods@mine-0-{method}")
+    run(project, *command)
     assert (list(map(sha256, weights)), metrics(project, f"train_{method}")) == expected

@@ -10,6 +10,7 @@ Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
 
 import runpy
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tap.serving.policy import row_generators
 MOVES = 4  # searches with moved scores and noise
 MOVED_NOISE = 1e-6  # at most; errors of cumulative probabilities are about 1e-7
 MOVED_SCORE = 2.0**-22  # at most, as a share: two steps of float32
+MOVED_LOGIT = 2.0**-17  # at most, as a share of the largest: what a Transformer's sums round
 LEAST_SAME_CODES = 0.999
 TOLERANCE = 1e-4  # of an action, as a share of its scale
 
@@ -74,16 +76,16 @@ class MovedPlanner(Planner):
 
 
 class MovedSearch(TrajectoryPlanner):
-    """The Trajectory Transformer's planner, whose estimates of what follows a step are moved as rounding moves them."""
+    """The Trajectory Transformer's planner, whose logits are moved at random as rounding moves them, and so its estimates."""
 
     def __init__(self, planner: TrajectoryPlanner, rng: torch.Generator) -> None:
-        super().__init__(planner.model, planner.discretizer, planner.layout, planner.discount, planner.params, planner.q)
-        self._rng = rng
+        super().__init__(copy(planner.model), planner.discretizer, planner.layout, planner.discount, planner.params, planner.q)
 
-    def return_to_go(self, hidden: Tensor, state: Tensor, action: Tensor) -> Tensor:
-        """As the planner's, moved."""
-        found = super().return_to_go(hidden, state, action)
-        return found * (1 + MOVED_SCORE * _sides(found.shape, self._rng))
+        def moved_logits(hidden: Tensor, dimension: int) -> Tensor:
+            logits = planner.model.logits(hidden, dimension)
+            return logits + MOVED_LOGIT * logits.abs().amax() * _sides(logits.shape, rng)
+
+        self.model.logits = moved_logits  # type: ignore[method-assign]
 
     def codes(self, states_NO: Tensor, noise_NS: Tensor) -> np.ndarray:
         """The bins (N, M) of each state's best plan."""

@@ -165,6 +165,19 @@ def test_the_page_holds_the_results(data: Path) -> None:
         assert expected in words, expected
 
 
+def test_the_first_sentence_names_the_best_of_the_other_methods(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    write_report(tmp_path, tmp_path / "report")
+    page = Page(tmp_path / "report/index.html")
+    assert "TAP scores 50.0 ± 10.0 , and behaviour cloning 18.5 ± 1.0 ; the episodes" in page.words
+    for seed in (0, 1):
+        better = cloned_json(seed=seed, method="iql", normalized_score=70.0, recipe="another")
+        write(tmp_path / f"metrics/methods/hopper-medium-replay-{seed}-iql.json", better)
+    write_report(tmp_path, tmp_path / "report")
+    page = Page(tmp_path / "report/index.html")
+    assert "TAP scores 50.0 ± 10.0 , and IQL, the best of the other methods, 70.0 ± 0.0 ; the episodes" in page.words
+
+
 def test_figures_are_saved_beside_the_page(data: Path) -> None:
     names = {path.name for path in (data / "report").iterdir()}
     figures = ("scores", "plan", "distribution", "candidates", "losses", "codebook", "returns")

@@ -32,6 +32,8 @@ def offline_checks_table(diagnoses: Sequence[Diagnosis]) -> Table | None:
 
 def advice(offline: OfflineChecks) -> list[str]:
     """A sentence for each of the three questions."""
+    if offline.return_std == 0:
+        return [_imitation(offline), "Returns: all are the same, so plans cannot be chosen by them; are the rewards recorded?"]
     return [_imitation(offline), *_ranking(offline), *_search(offline)]
 
 

@@ -25,6 +25,7 @@ GOOD = {
         ({"advantage_slope": 0.3, "advantage_slope_error": 0.2}, "the critic's advantages do not show in the data"),
         ({"predicted_gain": 0.5}, "planner.search prior_mean is simpler"),
         ({"predicted_gain": None, "advantage_slope": None}, "compare planner.search prior_mean and critic_weighted"),
+        ({"return_std": 0.0}, "all are the same, so plans cannot be chosen by them; are the rewards recorded?"),
         ({"predicted_gain": None, "drawn_code_error": 0.7}, "one drawn code errs far more than the mean"),
     ],
 )

@@ -83,7 +83,8 @@ class Environment(BaseModel):
         """Why it is not made, if it is not. Only PACKAGES are imported for a dataset: it may name any code."""
         if self.additional_wrappers:
             return "it has wrappers"
-        return None if self._package in PACKAGES else f"it is of none of {' and '.join(PACKAGES)}"
+        known = self._package in PACKAGES and ":" not in self.id  # before which gymnasium takes a module to import
+        return None if known else f"it is of none of {' and '.join(PACKAGES)}"
 
     @property
     def _package(self) -> str:

@@ -150,8 +150,10 @@ def _in_words(value: Any) -> str:
     match value:
         case dict():
             return ", ".join(f"{name} {_in_words(part)}" for name, part in value.items())
-        case list():
-            return ", ".join(map(_in_words, value)) or "none"
+        case list() if any(each is not None for each in value):
+            return ", ".join(map(_in_words, value))
+        case list() | None:
+            return "none"
         case float():
             return f"{value:.6g}"
     return str(value)

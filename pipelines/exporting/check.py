@@ -10,7 +10,6 @@ Shapes: N states, O observation, A action, H steps, M codes, S random numbers.
 
 import runpy
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +78,13 @@ class MovedSearch(TrajectoryPlanner):
     """The Trajectory Transformer's planner, whose logits are moved at random as rounding moves them, and so its estimates."""
 
     def __init__(self, planner: TrajectoryPlanner, rng: torch.Generator) -> None:
-        super().__init__(copy(planner.model), planner.discretizer, planner.layout, planner.discount, planner.params, planner.q)
+        super().__init__(planner.model, planner.discretizer, planner.layout, planner.discount, planner.params, planner.q)
+        self._rng = rng
 
-        def moved_logits(hidden: Tensor, dimension: int) -> Tensor:
-            logits = planner.model.logits(hidden, dimension)
-            return logits + MOVED_LOGIT * logits.abs().amax() * _sides(logits.shape, rng)
-
-        self.model.logits = moved_logits  # type: ignore[method-assign]
+    def logits(self, hidden: Tensor, dimension: int) -> Tensor:
+        """As the planner's, moved."""
+        logits = super().logits(hidden, dimension)
+        return logits + MOVED_LOGIT * logits.abs().amax() * _sides(logits.shape, self._rng)
 
     def codes(self, states_NO: Tensor, noise_NS: Tensor) -> np.ndarray:
         """The bins (N, M) of each state's best plan."""

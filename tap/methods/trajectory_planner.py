@@ -103,9 +103,13 @@ class TrajectoryPlanner:
         shape = params.horizon, self.layout.action_dim, params.beam_width, params.expansion_factor
         return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
 
+    def logits(self, hidden: Tensor, dimension: int) -> Tensor:
+        """As the model's."""
+        return self.model.logits(hidden, dimension)
+
     def estimate(self, hidden: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
         """The likeliest bin (...) of a dimension, and the mean over all of its bins (...)."""
-        logits = self.model.logits(hidden, dimension)
+        logits = self.logits(hidden, dimension)
         return logits.argmax(dim=-1), logits.softmax(dim=-1) @ self.discretizer.values_XK[dimension]
 
     def return_to_go(self, hidden: Tensor, state: Tensor, action: Tensor) -> Tensor:
@@ -160,7 +164,7 @@ class TrajectoryPlanner:
         cache.branch(self.params.expansion_factor)
         hidden_RSE = hidden_RE[:, None].expand(-1, self.params.expansion_factor, -1)
         for dimension, noise_RS in enumerate(noise_RAS.unbind(1), start=layout.observation_dim):
-            logits_RSK = self.model.logits(hidden_RSE, dimension)
+            logits_RSK = self.logits(hidden_RSE, dimension)
             bins.append(sample_bins(logits_RSK, noise_RS, self.params.top_k, self.params.cdf))
             hidden_RSE = self.model.step(bins[-1], cache)
         reward_bin_RS, reward_RS = self.estimate(hidden_RSE, layout.reward)
@@ -180,7 +184,7 @@ class TrajectoryPlanner:
             hidden_RE, keys_values = self.model.read(tokens_RP[:, -self.params.context * self.model.token_dim :])
             cache.begin(keys_values, torch.arange(len(tokens_RP), device=tokens_RP.device))
         for dimension in range(self.layout.observation_dim):
-            bin_R1 = self.model.logits(hidden_RE, dimension).argmax(dim=-1, keepdim=True)
+            bin_R1 = self.logits(hidden_RE, dimension).argmax(dim=-1, keepdim=True)
             tokens_RP = torch.cat([tokens_RP, bin_R1], dim=1)
             hidden_RE = self.model.step(bin_R1, cache)[:, 0]
         return tokens_RP, hidden_RE

@@ -137,6 +137,7 @@ def test_the_trajectory_transformer_finds_the_same_plans_as_onnx(
     decision = decision_of(policy, no_bounds(3)).eval()
     write_onnx(trace(decision), decision, tmp_path / "model.onnx")
     expected, found = policy.plan(STATES, row_generators(0, len(STATES))), one_at_a_time(decision, tmp_path / "model.onnx")
+    assert expect(decision, STATES, HISTORIES).decided_N.mean() > 0.8
     np.testing.assert_array_equal(found["codes"], expected.codes)
     np.testing.assert_allclose(found["actions"], expected.actions, rtol=1e-5)
     np.testing.assert_allclose(found["predicted_return"], expected.predicted_return, rtol=1e-4, atol=1e-4)

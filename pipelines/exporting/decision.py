@@ -129,7 +129,7 @@ class RememberingDecision(Decision):
 
 
 def decision_of(policy: Policy | MethodPolicy, bounds: ActionBounds) -> Decision:
-    """The decision of a policy on the CPU. Raises ValueError if it is in int8."""
+    """The decision of a policy on the CPU. Raises ValueError if it is in int8, or a Decision Transformer of one step."""
     match policy:
         case Policy(params=params) if params.precision:
             raise ValueError(f"planner.precision {params.precision} is torch's own: export a version with a planner in float32")
@@ -140,4 +140,6 @@ def decision_of(policy: Policy | MethodPolicy, bounds: ActionBounds) -> Decision
         case ReactivePolicy():
             return ReactiveDecision(policy, bounds)
     assert isinstance(policy, DecisionTransformer)
+    if not policy.remembered_steps:
+        raise ValueError("a Decision Transformer with train_dt.context 1 is not exported: export a version with a longer one")
     return RememberingDecision(policy, bounds)

@@ -151,6 +151,12 @@ def test_a_planner_in_int8_is_refused_in_a_sentence(tiny_policy: Policy) -> None
         decision_of(policy, no_bounds(3))
 
 
+def test_a_decision_transformer_without_memory_is_refused_in_a_sentence(tiny_params: Params) -> None:
+    params = tiny_params.model_copy(update={"train_dt": tiny_params.train_dt.model_copy(update={"context": 1})})
+    with pytest.raises(ValueError, match=r"train_dt\.context 1 is not exported: export a version with a longer one"):
+        decision_of(reactive(DecisionTransformer, params), no_bounds(3))
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**70])
 def test_the_runner_draws_the_noise_that_a_server_draws_for_the_same_request(seed: int) -> None:
     runner = runpy.run_path(str(TEMPLATE / "run.py"))

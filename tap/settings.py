@@ -253,6 +253,7 @@ class DynamicsParams(Section):
     network: NetworkParams
     members: PositiveInt
     elites: PositiveInt  # those members that predict held-out transitions best; the others are not used
+    beta: Annotated[float, Field(ge=0, le=1)]  # 0: of greatest likelihood; 1: all errors alike, however large the variance
     updates: PositiveInt
     learning_rate: PositiveFloat
     weight_decay: Annotated[float, Field(ge=0)]

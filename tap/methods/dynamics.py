@@ -75,12 +75,16 @@ class DynamicsEnsemble(nn.Module):
             below_EBT = self.greatest_T - F.softplus(self.greatest_T - raw_EBT)
             return mean_EBT, self.least_T + F.softplus(below_EBT - self.least_T), end_EB1[..., 0]
 
-    def log_likelihood(self, batch: Batch) -> Tensor:
-        """Of each transition under each member, (E, B). The successor of a terminated one is unknown, and does not count."""
+    def log_likelihood(self, batch: Batch, beta: float = 0.0) -> Tensor:
+        """Of each transition under each member, (E, B). The successor of a terminated one is unknown, and does not count.
+
+        With `beta` the density of a target counts as variance^beta, as a constant, times its own (Seitzer et al., ICLR 2022,
+        equation 6): the likelihood divides errors by the variance, so that a mean is learned the slower, the worse it is.
+        """
         mean_EBT, log_variance_EBT, end_EB = self(batch.observation_BO, batch.action_BA)
         target_BT = self._targets.normalize(_targets(batch))
         error_EBT = (target_BT - mean_EBT).square() * (-log_variance_EBT).exp()
-        density_EBT = -(error_EBT + log_variance_EBT + math.log(2 * math.pi)) / 2
+        density_EBT = -(error_EBT + log_variance_EBT + math.log(2 * math.pi)) / 2 * (beta * log_variance_EBT.detach()).exp()
         known_BT = torch.ones_like(target_BT, dtype=torch.bool)
         known_BT[:, :-1] = ~batch.terminated_B[:, None]
         ended_EB = batch.terminated_B.float().expand_as(end_EB)
@@ -89,10 +93,10 @@ class DynamicsEnsemble(nn.Module):
         return likelihood_EB
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """This process's share of the mean negative log-likelihood over the global batch, summed over members."""
+        """This process's share of the mean negative log-likelihood with `params.beta`, of the global batch and all members."""
         share = all_reduce_sum(torch.full((), len(batch.reward_B), device=batch.reward_B.device))
         bounds = BOUNDS_WEIGHT * (self.greatest_T - self.least_T).sum()
-        return {"loss": (len(batch.reward_B) * bounds - self.log_likelihood(batch).sum()) / share}
+        return {"loss": (len(batch.reward_B) * bounds - self.log_likelihood(batch, self.params.beta).sum()) / share}
 
     @torch.no_grad()
     def choose_elites(self, transitions: Transitions) -> None:

@@ -15,7 +15,7 @@ from tap.settings import DynamicsParams, NetworkParams, RewardParams
 
 CPU = torch.device("cpu")
 NETWORK = NetworkParams(layers=2, width=32)
-PARAMS = DynamicsParams(network=NETWORK, members=4, elites=2, updates=1, learning_rate=1, weight_decay=0)
+PARAMS = DynamicsParams(network=NETWORK, members=4, elites=2, beta=0, updates=1, learning_rate=1, weight_decay=0)
 
 # A damped oscillator with noise: s' = TURN s + PUSH a + NOISE e. It ends where the position has passed WALL.
 TURN, PUSH = np.array([[1.0, 0.3], [-0.3, 0.8]]), np.array([0.0, 0.4])
@@ -137,6 +137,25 @@ def test_members_learn_as_if_each_was_alone(recorded: Transitions) -> None:
         alone = torch.autograd.grad(-dynamics.log_likelihood(batch)[member].mean(), [*dynamics.weights])
         for both, own in zip(together, alone, strict=True):
             torch.testing.assert_close(both[member], own[member])
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_beta_weights_the_errors_by_the_variance(recorded: Transitions, beta: float) -> None:
+    """The gradient of a mean is its error times variance^(beta - 1): with a beta of 1, that of half the squared error."""
+    dynamics = constant_ensemble(recorded, reward=[0.5, -1, 2, 0], end=[0, 0, 0, 0])
+    log_variance = torch.tensor([-3.0, -1.0, 0.0, 0.3])  # of the reward, as the network has it before it is bounded
+    with torch.no_grad():
+        dynamics.biases[-1].view(PARAMS.members, -1)[:, 5] = log_variance
+    batch = recorded.batch(torch.arange(50))
+    dynamics.log_likelihood(batch, beta).mean(dim=1).sum().backward()
+    assert dynamics.biases[-1].grad is not None
+    found = dynamics.biases[-1].grad.view(PARAMS.members, -1)[:, 2]
+
+    rewards = recorded.batch(torch.arange(len(recorded))).reward_B
+    target = ((batch.reward_B - rewards.mean()) / rewards.std()).mean().item()
+    for member, (mean, raw) in enumerate(zip([0.5, -1, 2, 0], log_variance.tolist(), strict=True)):
+        variance = math.exp(-10 + math.log1p(math.exp(0.5 - math.log1p(math.exp(0.5 - raw)) + 10)))
+        assert found[member].item() == pytest.approx((target - mean) * variance ** (beta - 1), rel=1e-3)
 
 
 def test_bounds_of_the_variance_hold_and_are_drawn_together(recorded: Transitions) -> None:

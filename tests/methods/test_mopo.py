@@ -30,7 +30,13 @@ def params(tiny_params: Params) -> TrainMopoParams:
         discount=0.9,
         target_rate=0.05,
         dynamics=DynamicsParams(
-            network=NetworkParams(layers=2, width=32), members=3, elites=2, updates=400, learning_rate=3e-3, weight_decay=0
+            network=NetworkParams(layers=2, width=32),
+            members=3,
+            elites=2,
+            beta=0.5,
+            updates=400,
+            learning_rate=3e-3,
+            weight_decay=0,
         ),
         horizon=3,
         penalty_weight=1.0,

@@ -78,8 +78,8 @@ class DynamicsEnsemble(nn.Module):
     def log_likelihood(self, batch: Batch, beta: float = 0.0) -> Tensor:
         """Of each transition under each member, (E, B). The successor of a terminated one is unknown, and does not count.
 
-        With `beta` the density of a target counts as variance^beta, as a constant, times its own (Seitzer et al., ICLR 2022,
-        equation 6): the likelihood divides errors by the variance, so that a mean is learned the slower, the worse it is.
+        With `beta` the logarithm of a target's density is weighted by its variance^beta, taken as constant (Seitzer et al., ICLR
+        2022): the likelihood divides errors by the variance, so that it learns a mean the slower, the worse that is.
         """
         mean_EBT, log_variance_EBT, end_EB = self(batch.observation_BO, batch.action_BA)
         target_BT = self._targets.normalize(_targets(batch))

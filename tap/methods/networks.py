@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl.modules import MLP, IndependentNormal, TanhNormal, ValueOperator
 
 from tap.data.windows import Layout
-from tap.methods.squashed_policy import IqlPolicy, SquashedPolicy
+from tap.methods.squashed_policy import SquashedPolicy
 from tap.methods.transitions import Batch
 from tap.settings import NetworkParams
 
@@ -32,31 +32,26 @@ def transitions_dict(batch: Batch, action_BA: Tensor) -> TensorDict:
     return TensorDict({"observation": batch.observation_BO, "action": action_BA, "next": TensorDict(following, size)}, size)
 
 
-class SharedScale(nn.Module):
-    """Location, bounded to between -1 and 1, and scale of a Gaussian; the scale is trained, and the same for all states."""
+class TanhLocation(nn.Module):
+    """Bounds the location of a Gaussian, given with its scale, to between -1 and 1."""
 
-    def __init__(self, action_dim: int, device: torch.device) -> None:
-        super().__init__()
-        self.log_scale_A = nn.Parameter(torch.zeros(action_dim, device=device))
-
-    def forward(self, location_BA: Tensor) -> tuple[Tensor, Tensor]:
-        return location_BA.tanh(), self.log_scale_A.exp().clamp(min=LEAST_SCALE).expand_as(location_BA)
+    def forward(self, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        location_BA, scale_BA = parameters
+        return location_BA.tanh(), scale_BA
 
 
 def make_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
     """The policy's network with its distribution over actions between -1 and 1, a squashed Gaussian."""
-    extractor = NormalParamExtractor(scale_mapping=SCALE_MAPPING, scale_lb=LEAST_SCALE)
-    return _actor(TanhNormal, policy.network, extractor)
+    return _actor(TanhNormal, policy.network, _extractor())
 
 
-def make_imitator(policy: IqlPolicy) -> ProbabilisticTensorDictSequential:
+def make_imitator(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
     """The policy's network with a Gaussian around its action, as the authors of IQL have it.
 
     Where recorded actions are clipped to a bound, a squashed Gaussian is likeliest with a location far out: an actor that only
-    imitates them would act nearer to the bound than they do in the mean. And a scale that depends on the state lets it neglect
-    the states where actions vary, since it divides their errors.
+    imitates them would act nearer to the bound than they do in the mean.
     """
-    return _actor(IndependentNormal, policy.network, SharedScale(policy.action_dim, policy.centre_A.device))
+    return _actor(IndependentNormal, policy.network, _extractor(), TanhLocation())
 
 
 def make_q(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
@@ -68,6 +63,11 @@ def make_q(params: NetworkParams, layout: Layout, device: torch.device) -> Value
 def make_value(params: NetworkParams, layout: Layout, device: torch.device) -> ValueOperator:
     """V of an observation."""
     return ValueOperator(_mlp(params, layout.observation_dim, device), in_keys=["observation"])
+
+
+def _extractor() -> NormalParamExtractor:
+    """Splits a network's output into location and scale."""
+    return NormalParamExtractor(scale_mapping=SCALE_MAPPING, scale_lb=LEAST_SCALE)
 
 
 def _actor(distribution: type, *modules: nn.Module) -> ProbabilisticTensorDictSequential:

@@ -33,16 +33,15 @@ def mlp(params: NetworkParams, inputs: int, outputs: int) -> nn.Sequential:
 class SquashedPolicy(ReactivePolicy):
     """An action tanh(location), stretched to the range of the recorded actions.
 
-    `network` returns location and raw scale (B, 2 A) of the Gaussian for normalised observations (B, O), or the former alone.
+    `network` returns location and raw scale (B, 2 A) of the Gaussian for normalised observations (B, O).
     """
 
-    outputs: ClassVar[int] = 2  # of the network, an action dimension
     centre_A: Tensor
     half_A: Tensor
 
     def __init__(self, params: ActorParams, layout: Layout, normalizer: Normalizer) -> None:
         super().__init__(params, layout, normalizer)
-        self.network = mlp(params.network, layout.observation_dim, self.outputs * layout.action_dim)
+        self.network = mlp(params.network, layout.observation_dim, 2 * layout.action_dim)
         assert normalizer.min is not None and normalizer.max is not None
         mean, std = normalizer.mean[layout.action], normalizer.std[layout.action]
         low, high = ((bound[layout.action] - mean) / std for bound in (normalizer.min, normalizer.max))
@@ -68,7 +67,6 @@ class IqlPolicy(SquashedPolicy):
     """The policy of implicit Q-learning."""
 
     name: ClassVar[str] = "iql"
-    outputs: ClassVar[int] = 1
     params_type: ClassVar[type[Section]] = TrainIqlParams
 
 

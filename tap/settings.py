@@ -248,7 +248,7 @@ class TrainCqlParams(_TransitionsParams):
 
 
 class DynamicsParams(Section):
-    """MOPO's ensemble of dynamics models. Its training is as `fit` says, but for the last three."""
+    """MOPO's ensemble of dynamics models. Its training is as `fit` says, but for the last three, and of all episodes alike."""
 
     network: NetworkParams
     members: PositiveInt
@@ -277,7 +277,7 @@ class TrainMopoParams(_TransitionsParams):
     @property
     def dynamics_fit(self) -> FitParams:
         own = self.dynamics.model_dump(include={"updates", "learning_rate", "weight_decay"})
-        return self.fit.model_copy(update=own)
+        return self.fit.model_copy(update=own | {"effective_share": 1.0})
 
     @model_validator(mode="after")
     def warmup_ends_in_the_dynamics(self) -> Self:

@@ -39,9 +39,8 @@ def optimize(job: Job, params: TrainMopoParams) -> MopoPolicy:
     def loss(indices: Tensor, is_held_out: bool) -> dict[str, Tensor]:
         return dynamics.loss((held_out if is_held_out else training).batch(indices))
 
-    history = job.train(
-        dynamics, loss, params.dynamics_fit, len(held_out), training.sampler(params.fit.effective_share), part="dynamics"
-    )
+    fit = params.dynamics_fit
+    history = job.train(dynamics, loss, fit, len(held_out), training.sampler(fit.effective_share), part="dynamics")
     fitted = {f"dynamics_{name}": value for name, value in history[-1][1].items() if name != SPEED}
     measured = held_out if len(held_out) else training
     dynamics.choose_elites(measured)

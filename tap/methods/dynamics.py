@@ -78,7 +78,7 @@ class DynamicsEnsemble(nn.Module):
     def log_likelihood(self, batch: Batch, beta: float = 0.0) -> Tensor:
         """Of each transition under each member, (E, B). The successor of a terminated one is unknown, and does not count.
 
-        With `beta` the logarithm of a target's density is weighted by its variance^beta, taken as constant (Seitzer et al., ICLR
+        With `beta` the logarithm of a target's density is weighted by variance^beta, as a constant (Seitzer et al., ICLR
         2022): the likelihood divides errors by the variance, so that it learns a mean the slower, the worse that is.
         """
         mean_EBT, log_variance_EBT, end_EB = self(batch.observation_BO, batch.action_BA)

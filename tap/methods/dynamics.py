@@ -43,6 +43,7 @@ class DynamicsEnsemble(nn.Module):
     """
 
     units_T: Tensor
+    bounds_2O: Tensor  # the data's range of states, widened
     elites: Tensor  # indices of members
 
     def __init__(self, params: DynamicsParams, training: Transitions, device: torch.device) -> None:
@@ -51,6 +52,9 @@ class DynamicsEnsemble(nn.Module):
         self._targets = Normalizer.fit(_targets(batch).cpu().numpy() for batch in training.batches(MEASURED))
         raw = np.append(training.normalizer.std[training.layout.observation], 1 / training.reward_scale)
         self.register_buffer("units_T", torch.from_numpy(raw.astype(np.float32)), persistent=False)
+        columns = training.layout.observation
+        bounds = np.stack(training.normalizer.support_bounds(columns)).astype(np.float32)
+        self.register_buffer("bounds_2O", training.normalizer.normalize(torch.from_numpy(bounds), columns), persistent=False)
         self.register_buffer("elites", torch.arange(params.elites))
         hidden = [params.network.width] * params.network.layers
         layers = list(pairwise([self.layout.observation_dim + self.layout.action_dim, *hidden, 2 * len(raw) + 1]))
@@ -112,14 +116,17 @@ class DynamicsEnsemble(nn.Module):
         return self._targets.denormalize(mean_EBT), (log_variance_EBT / 2).exp() * scale_T, end_EB.sigmoid()
 
     def step(self, observation_BO: Tensor, action_BA: Tensor) -> Step:
-        """Draw what follows from a random elite for each row, by torch's default generator."""
+        """Draw what follows from a random elite for each row, by torch's default generator.
+
+        States stay within the data's range, widened by a margin: beyond it one error leads to the next, and values diverge.
+        """
         mean_EBT, std_EBT, end_EB = self.predict(observation_BO, action_BA)
         rows_B = torch.arange(len(observation_BO), device=observation_BO.device)
         elite_B = torch.randint(len(self.elites), rows_B.shape, device=rows_B.device)
         target_BT = mean_EBT[elite_B, rows_B]
         target_BT = target_BT + std_EBT[elite_B, rows_B] * torch.randn_like(target_BT)
         return Step(
-            next_observation_BO=observation_BO + target_BT[:, :-1],
+            next_observation_BO=(observation_BO + target_BT[:, :-1]).clamp(*self.bounds_2O),
             reward_B=target_BT[:, -1],
             terminated_B=torch.rand(rows_B.shape, device=rows_B.device) < end_EB[elite_B, rows_B],
             uncertainty_B=self.uncertainty(std_EBT),

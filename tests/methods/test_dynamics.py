@@ -210,6 +210,19 @@ def test_only_elites_act_and_are_asked_how_sure_they_are(recorded: Transitions) 
     assert found.uncertainty_B.max() < 0.1
 
 
+def test_states_stay_in_the_range_of_the_data(fitted: DynamicsEnsemble, recorded: Transitions) -> None:
+    """From a state at its end, pushed beyond it by an action that the data does not have."""
+    torch.manual_seed(0)
+    normalizer, layout = recorded.normalizer, recorded.layout
+    low, high = normalizer.support_bounds(layout.observation)
+    state = normalizer.normalize(torch.from_numpy(high.astype(np.float32))[None], layout.observation).expand(200, -1)
+    for _ in range(10):
+        state = fitted.step(state, torch.full((200, 1), 50.0)).next_observation_BO
+        found = normalizer.denormalize(state, layout.observation).numpy()
+        assert (found > low - 1e-4).all() and (found < high + 1e-4).all()
+    assert (found > high - 1e-4).any()
+
+
 def test_it_learns_a_system_to_its_noise(fitted: DynamicsEnsemble, held_out: Transitions) -> None:
     """No density is likelier, on average, than the true one."""
     batch = held_out.batch(torch.arange(len(held_out)))

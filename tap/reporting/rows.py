@@ -149,24 +149,26 @@ def _is_base(each: AnyEvaluation) -> bool:
 def table_rows(every: Sequence[AnyEvaluation]) -> list[Row]:
     """The results table: one row of TAP an experiment and planner, in the order of `every`, of those in simulation.
 
-    Each has its ablations, and the other methods on the same data.
+    Each has its ablations, and the other methods on the same data. A method may have been evaluated in another number of
+    episodes, since some decide a hundred times as slowly; of several rows of one, that with as many as TAP counts.
     """
     evaluations = [each for each in every if isinstance(each, Evaluation)]
     ablations = _grouped([each for each in evaluations if each.ablation])
     methods = _grouped([each for each in evaluations if each.method != "tap"])
-    return [
-        Row(
-            group,
-            _beside(group, ablations),
-            _beside(group, methods),
-            paper_scores(group[0].dataset, group[0].source).get("TAP"),
-        )
-        for group in _grouped([each for each in evaluations if _is_base(each)])
-    ]
+    rows = []
+    for group in _grouped([each for each in evaluations if _is_base(each)]):
+        count = group[0].episodes
+        ablated = tuple(row for row in _beside(group, ablations) if row.first.episodes == count)
+        others: dict[str, Row] = {}
+        for row in sorted(_beside(group, methods), key=lambda row: row.first.episodes != count):
+            others.setdefault(row.first.method, row)
+        paper = paper_scores(group[0].dataset, group[0].source).get("TAP")
+        rows.append(Row(group, ablated, tuple(others.values()), paper))
+    return rows
 
 
-def _beside(base: Sequence[Evaluation], groups: Sequence[tuple[Evaluation, ...]]) -> tuple[Row, ...]:
-    return tuple(Row(group) for group in groups if _experiment(group[0]) == _experiment(base[0]))
+def _beside(base: Sequence[Evaluation], groups: Sequence[tuple[Evaluation, ...]]) -> list[Row]:
+    return [Row(group) for group in groups if _experiment(group[0]) == _experiment(base[0])]
 
 
 def _grouped(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, ...]]:
@@ -174,15 +176,14 @@ def _grouped(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, ...]]:
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for each in evaluations:
         planner = json.dumps(each.planner, sort_keys=True)
-        key = (*_experiment(each), each.protocol, each.ablation, each.method, planner, each.latent_step, each.recipe)
-        groups.setdefault(key, []).append(each)
+        policy = (each.ablation, each.method, planner, each.latent_step, each.recipe)
+        groups.setdefault((*_experiment(each), each.episodes, each.protocol, *policy), []).append(each)
     return [tuple(group) for group in groups.values()]
 
 
 def _experiment(each: Evaluation) -> tuple[object, ...]:
-    """What an evaluation and its ablations have in common."""
-    data = (each.dataset, each.source, each.digest, each.scale)
-    return (*data, each.environment, each.simulator, each.environment_seed, each.episodes)
+    """What an evaluation has in common with its ablations and the other methods, whose episodes also start alike."""
+    return (each.dataset, each.source, each.digest, each.scale, each.environment, each.simulator, each.environment_seed)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -68,13 +68,16 @@ def _origin(source: str, scale: str) -> str:
 
 
 def score_cell(row: Row | None, base: Row) -> str:
-    """The score of a row, with its number of seeds if that differs from its base's."""
+    """The score of a row, with its numbers of seeds and of episodes where they differ from its base's."""
     if row is None:
         return NOTHING
-    seeds = len(row.evaluations)
-    if seeds == len(base.evaluations):
-        return str(row.score)
-    return f"{row.score} ({seeds} seeds)" if seeds > 1 else f"{row.score} (1 seed, ± over episodes)"
+    seeds, episodes = len(row.evaluations), row.first.episodes
+    notes = []
+    if seeds != len(base.evaluations):
+        notes.append(f"{seeds} seeds" if seeds > 1 else "1 seed, ± over episodes")
+    if episodes != base.first.episodes:
+        notes.append(f"{episodes} episodes")
+    return f"{row.score} ({', '.join(notes)})" if notes else str(row.score)
 
 
 def may_be_averaged(rows: Sequence[Row]) -> bool:

@@ -3,7 +3,7 @@ from rows_of import rows_of
 from stage_files import UNSCORED, cloned_json, diagnosis_json, evaluation, evaluation_json
 
 from tap.reporting.report import experiment_tables
-from tap.reporting.rows import table_rows
+from tap.reporting.rows import summary, table_rows
 from tap.reporting.tables import Line, Table, departures_table, main_tables, markdown, sampled_plans_table
 from tap.results import Diagnosis, Evaluation
 
@@ -105,6 +105,26 @@ def test_a_method_with_fewer_seeds_than_tap_says_so() -> None:
     (table,) = main_tables(table_rows(runs))
     assert columns_of(table)["behaviour cloning"][0].startswith("20.0 ± ")
     assert columns_of(table)["behaviour cloning"][0].endswith(" (1 seed, ± over episodes)")
+
+
+def test_a_method_in_fewer_episodes_than_tap_says_so_unless_it_was_also_run_in_as_many() -> None:
+    fewer = Evaluation.model_validate(cloned_json(normalized_score=20.0, episodes=2, protocol="2 episodes", recipe="a"))
+    (table,) = main_tables(rows := table_rows([evaluation(), fewer]))
+    assert columns_of(table)["behaviour cloning"] == ("20.0 ± 1.5 (2 episodes)",)
+    (policies,) = summary(rows).values()
+    assert (policies["bc"]["episodes"], policies["tap"]["episodes"]) == (2, 3)
+    as_many = Evaluation.model_validate(cloned_json(normalized_score=30.0, recipe="b"))
+    for runs in ([as_many, fewer], [fewer, as_many]):
+        (table,) = main_tables(rows := table_rows([evaluation(), *runs]))
+        assert columns_of(table)["behaviour cloning"] == ("30.0 ± 1.5",)
+        (policies,) = summary(rows).values()
+        assert policies["bc"]["mean"] == 30
+
+
+def test_an_ablation_in_fewer_episodes_is_not_compared() -> None:
+    ablated = evaluation(ablation="no-search", episodes=2, planner={"beam_width": 1})
+    (row,) = table_rows([evaluation(), ablated])
+    assert row.ablations == ()
 
 
 def test_returns_are_not_called_scores() -> None:

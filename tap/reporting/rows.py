@@ -150,7 +150,7 @@ def table_rows(every: Sequence[AnyEvaluation]) -> list[Row]:
     """The results table: one row of TAP an experiment and planner, in the order of `every`, of those in simulation.
 
     Each has its ablations, and the other methods on the same data. A method may have been evaluated in another number of
-    episodes, since some decide a hundred times as slowly; of several rows of one, that with as many as TAP counts.
+    episodes, since some decide far more slowly; of several rows of one, that with as many as TAP counts.
     """
     evaluations = [each for each in every if isinstance(each, Evaluation)]
     ablations = _grouped([each for each in evaluations if each.ablation])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrl.objectives import CQLLoss, SoftUpdate
 
 from tap.distributed import all_reduce_sum
-from tap.methods.networks import make_actor, make_q, transitions_dict
+from tap.methods.networks import make_clipped_actor, make_q, transitions_dict
 from tap.methods.squashed_policy import CqlPolicy
 from tap.methods.transitions import Batch
 
@@ -61,11 +61,11 @@ class ConservativeQLearning(nn.Module):
         params, layout = policy.params, policy.layout
         self._squash, self._imitating_updates = policy.squash, params.imitating_updates
         self.losses = ConservativeLoss(
-            make_actor(policy),
+            make_clipped_actor(policy),
             [make_q(params.network, layout, device) for _ in range(2)],
             loss_function="l2",
             target_entropy=-float(layout.action_dim),
-            deterministic_backup=False,
+            deterministic_backup=True,  # Q is of the rewards alone, without the entropy (the paper's equation 3)
             min_q_weight=params.penalty_weight,
             num_random=params.sampled_actions,
             reduction="sum",

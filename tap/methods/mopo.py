@@ -14,7 +14,7 @@ from torchrl.objectives import SACLoss, SoftUpdate
 from tap.distributed import all_reduce_sum, world_size
 from tap.methods.dynamics import DynamicsEnsemble
 from tap.methods.model_rollouts import ModelRollouts
-from tap.methods.networks import make_actor, make_q, transitions_dict
+from tap.methods.networks import make_q, make_squashed_actor, transitions_dict
 from tap.methods.squashed_policy import MopoPolicy
 from tap.methods.transitions import Batch, concatenate
 
@@ -30,7 +30,7 @@ class ModelBasedOptimization(nn.Module):
         params, layout = policy.params, policy.layout
         self._policy_squash, self._policy_stretch, self._step = policy.squash, policy.stretch, dynamics.step
         self._penalty_weight, self._real_share = reward_scale * params.penalty_weight, params.real_share
-        actor = make_actor(policy)
+        actor = make_squashed_actor(policy)
         self._distribution = actor.get_dist
         self.losses = SACLoss(
             actor,

@@ -40,9 +40,37 @@ class TanhLocation(nn.Module):
         return location_BA.tanh(), scale_BA
 
 
-def make_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
+class BoundedGaussian(nn.Module):
+    """Splits a network's output into a location between -1 and 1 and a scale between LEAST_SCALE and 1."""
+
+    def forward(self, output_BA: Tensor) -> tuple[Tensor, Tensor]:
+        location_BA, scale_BA = output_BA.chunk(2, dim=-1)
+        return location_BA.tanh(), LEAST_SCALE + (1 - LEAST_SCALE) * scale_BA.sigmoid()
+
+
+class ClippedNormal(IndependentNormal):  # type: ignore[misc]  # torchrl is untyped where it is not installed
+    """A Gaussian whose samples are clipped to between -1 and 1, as recorded actions are to their bounds.
+
+    Densities remain those of the Gaussian, also at a bound, where a share of the samples is.
+    """
+
+    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        sample: Tensor = super().rsample(sample_shape)
+        return sample.clamp(-1, 1)
+
+
+def make_squashed_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
     """The policy's network with its distribution over actions between -1 and 1, a squashed Gaussian."""
     return _actor(TanhNormal, policy.network, _extractor())
+
+
+def make_clipped_actor(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:
+    """The policy's network with a clipped Gaussian around its action, not squashed for the reason that `make_imitator` gives.
+
+    Its scale is bounded: otherwise an actor that is rewarded for its entropy widens the Gaussian without end, and all samples
+    are at a bound, where they no longer tell it which action is better.
+    """
+    return _actor(ClippedNormal, policy.network, BoundedGaussian())
 
 
 def make_imitator(policy: SquashedPolicy) -> ProbabilisticTensorDictSequential:

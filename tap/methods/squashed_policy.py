@@ -1,4 +1,4 @@
-"""Policies that a critic trains: a network for the parameters of a squashed Gaussian, whose mode is the action.
+"""Policies that a critic trains: a network for the parameters of a Gaussian, squashed or clipped, whose mode is the action.
 
 Nothing here imports torchrl, which only training needs.
 

@@ -43,12 +43,12 @@ def train(params: TrainCqlParams, tmp_path: Path) -> Callable[..., CqlPolicy]:
 
 
 def plane_policy(params: TrainCqlParams) -> CqlPolicy:
-    """Of 3 observations and 2 actions between -1 and 1; its Gaussian has the scale 1."""
+    """Of 3 observations and 2 actions between -1 and 1; its Gaussian has the greatest scale, 1."""
     bound = np.ones(7, np.float32)
     policy = CqlPolicy(params, Layout(3, 2), Normalizer(0 * bound, bound, -bound, bound))
     with torch.no_grad():
         policy.network[-1].weight[2:] = 0
-        policy.network[-1].bias[2:] = 0
+        policy.network[-1].bias[2:] = 20
     return policy
 
 
@@ -76,9 +76,8 @@ def test_the_penalty_is_that_of_a_plain_loop(params: TrainCqlParams) -> None:
         return float(value[0])
 
     def density(state: torch.Tensor, action: np.ndarray) -> float:
-        location = policy.network(state)[:2].detach().double().numpy()
-        gaussian = np.exp(-((np.arctanh(action) - location) ** 2) / 2) / math.sqrt(2 * math.pi)
-        return float(np.prod(gaussian / (1 - action**2)))
+        location = policy.network(state)[:2].tanh().detach().double().numpy()
+        return float(np.prod(np.exp(-((action - location) ** 2) / 2) / math.sqrt(2 * math.pi)))
 
     expected = 0.0
     for row in range(4):
@@ -96,16 +95,34 @@ def test_the_penalty_is_that_of_a_plain_loop(params: TrainCqlParams) -> None:
 
 
 def test_the_penalty_of_a_critic_that_knows_nothing_is_the_volume_of_the_actions(params: TrainCqlParams) -> None:
-    """ln of the integral of exp(Q) over a square of side 2 is Q + 2 ln 2, whatever the density with which actions are drawn."""
+    """ln of the integral of exp(Q) over a square of side 2 is Q + 2 ln 2, if actions are drawn inside it.
+
+    Of a standard Gaussian's samples, P(|a| > 1) are clipped to a bound, of density p(1): they add P / p to each side's 2.
+    """
     torch.manual_seed(0)
     policy = plane_policy(params.model_copy(update={"sampled_actions": 20_000, "penalty_weight": 5.0}))
     learning = ConservativeQLearning(policy, CPU)
     with torch.no_grad():
+        policy.network[-1].weight[:2] = policy.network[-1].bias[:2] = 0
         for parameter in learning.losses.qvalue_network_params.parameters():
             parameter.zero_()
         parameter.fill_(3.0)  # the last bias
+    side = 2 + math.erfc(1 / math.sqrt(2)) / (math.exp(-0.5) / math.sqrt(2 * math.pi))
     penalty = learning.loss(random_batch(4), training=False)["penalty"].item()
-    assert penalty == pytest.approx(5.0 * 2 * 2 * math.log(2), rel=0.01)
+    assert penalty == pytest.approx(5.0 * 2 * math.log((2**2 + 2 * side**2) / 3), rel=0.01)
+
+
+def test_a_critic_that_knows_the_returns_has_no_loss(params: TrainCqlParams) -> None:
+    """Rewards of 1 for ever are worth 1 / (1 - discount), whatever the actor's entropy is worth."""
+    torch.manual_seed(0)
+    learning, batch = ConservativeQLearning(plane_policy(params), CPU), random_batch(64)
+    batch = Batch(batch.observation_BO, batch.action_BA, torch.ones(64), batch.next_observation_BO, batch.terminated_B)
+    with torch.no_grad():
+        for parameter in learning.losses.qvalue_network_params.parameters():
+            parameter.zero_()
+        parameter.fill_(1 / (1 - params.discount))  # the last bias
+        learning.losses.target_qvalue_network_params.update_(learning.losses.qvalue_network_params)
+    assert learning.loss(batch, training=False)["q_loss"].item() == pytest.approx(0, abs=1e-9)
 
 
 def test_the_actor_imitates_first(params: TrainCqlParams) -> None:

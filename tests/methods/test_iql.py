@@ -109,7 +109,7 @@ def test_without_advantages_the_actor_acts_as_clipped_actions_do_in_the_mean(at_
     optimizer = torch.optim.Adam(at_once.network.parameters(), 3e-3)
     for _ in range(400):
         optimizer.zero_grad()
-        learning.loss(batch, training=False)["actor_loss"].backward()
+        learning.loss(batch, training=True)["actor_loss"].backward()
         optimizer.step()
     acts = at_once.squash(at_once(torch.zeros(1, 1))).item()
     assert acts == pytest.approx(squashed_B1.mean().item(), abs=0.03)

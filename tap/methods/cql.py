@@ -39,7 +39,7 @@ class ConservativeLoss(CQLLoss):  # type: ignore[misc]  # torchrl is untyped whe
 
     @torch.no_grad()
     def sampled_actions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Actions (B, S, A) between -1 and 1, and the logarithm (B, S) of the density with which each was drawn."""
+        """Actions (B, S, A) between -1 and 1, and the logarithm (B, S) of the density there of what each was drawn from."""
         batch, action_dim = tensordict["action"].shape
         uniform_KBA = 2 * torch.rand(self.num_random, batch, action_dim, device=tensordict["action"].device) - 1
         actions, densities = [uniform_KBA], [torch.full_like(uniform_KBA[..., 0], -action_dim * math.log(2))]
